@@ -3,8 +3,9 @@
 //! A guard counts as held from its grant until the end of the validity that it last reported, or until it reported its
 //! loss, or was released. All times are on one clock, so the checks hold on a slow machine, too:
 //!
-//! - No two holds of one key overlap. One exception (`Excuse`): Redis lost the first grant, after the request of the
-//!   first hold and before the grant of the second.
+//! - The holds of one key that overlap fit together: one holder alone, or readers, or permits up to their limit. One
+//!   exception (`Excuse`): Redis lost an earlier grant, after the request of its hold and before the grant of the last.
+//! - With a shortest hold, each window of its length contains at most the limit of grants, with the same exception.
 //! - A lost grant is held no longer than its ttl after Redis lost it.
 //! - No loss is reported before its time, unless Redis did lose the grant.
 //! - A lock with a limit (a fixed ttl, `max_hold`) is not held beyond that.
@@ -12,6 +13,13 @@
 //!   has a greater token, unless a grant was lost meanwhile. The same holds for hand-offs and adoptions.
 //! - A fenced value accepts no write under a smaller token than that of a write that had ended before, unless Redis
 //!   lost the earlier write.
+//! - The sum of the accounts stays zero, without exception: a transaction changes both. No two transfers read the same
+//!   balances, unless Redis lost the earlier one.
+//! - Work that shall run at most once does not run again, unless it failed, or Redis lost its record. Other work does not
+//!   run after a call has found its record, unless Redis lost the record. The tokens of the records of a run never fall,
+//!   with the same exception. Each record is of a run that began.
+//! - The tokens of the leaders that an observer sees never fall, without exception. (A term of a leader is a hold of one
+//!   holder alone. Threads and the end of a round check that observers see the newest state.)
 //! - On a Cluster and under sentinels, no key is seen for longer than its ttl after its holder has ended.
 //! - These faults excuse nothing: a planned switch-over or fail-over (the replica catches up while writes are paused),
 //!   a move of a slot, guards dropped in an outage, and contention on one key.
@@ -19,12 +27,19 @@
 //!   which their process was stopped.
 
 use std::collections::BTreeMap;
+use std::fmt::Debug;
 use std::time::Duration;
 
+use leasehold_testbed::terms::{Crowd, Share, Term, admits, bursts, crowds};
+
 use crate::faults::Fault;
-use crate::history::{Call, Excuse, History, Hold, Stops, Write};
-use crate::messages::{COMMAND_TIMEOUT, CONNECT_TIMEOUT};
-use crate::records::{Doing, Outcome};
+use crate::history::{
+    Call, Excuse, History, Hold, Observation, Run, RunRecord, Stops, Transfer, Write, min_hold,
+};
+use crate::messages::{
+    COMMAND_TIMEOUT, CONNECT_TIMEOUT, account_keys, election_key, is_at_most_once,
+};
+use crate::records::{Doing, Observed, Outcome, Who};
 use crate::value::GrantId;
 
 /// The delay to allow for on a busy machine.
@@ -57,6 +72,10 @@ pub struct Explained {
     pub longest: Duration,
     /// Writes of fenced values under smaller tokens than that of a lost write.
     pub writes: u64,
+    /// Transfers that read the balances of a lost one.
+    pub transfers: u64,
+    /// Work that ran again, or has an older record, since its record was lost.
+    pub runs: u64,
 }
 
 pub fn all(history: &History, faults: &[Fault]) -> (Vec<Violation>, Explained) {
@@ -67,7 +86,8 @@ pub fn all(history: &History, faults: &[Fault]) -> (Vec<Violation>, Explained) {
     }
     for holds in keys.values() {
         exclusion(holds, &history.excuses, &mut found, &mut explained);
-        order_of_asking(holds, &mut found);
+        windows(holds, &history.excuses, &mut found);
+        order_of_asking(holds, &history.excuses, &mut found);
         order_of_holding(holds, &history.excuses, &mut found);
     }
     for hold in &history.holds {
@@ -78,6 +98,9 @@ pub fn all(history: &History, faults: &[Fault]) -> (Vec<Violation>, Explained) {
         call_ends(call, &Stops(faults), &mut found);
     }
     writes(history, &mut found, &mut explained);
+    transfers(history, &mut found, &mut explained);
+    runs(history, &mut found, &mut explained);
+    observations(history, &mut found);
     for (at, who, text) in &history.wrong {
         found.push(Violation {
             text: format!("{who:?} saw that {text}"),
@@ -107,48 +130,121 @@ fn of_hold(text: &str, hold: &Hold) -> Violation {
     }
 }
 
-/// Checks that no two of `holds` overlap. They are of one key, sorted by the time of their grants.
+/// Checks that those of `holds` that overlap fit together. They are of one key.
 fn exclusion(
     holds: &[&Hold],
     excuses: &[Excuse],
     found: &mut Vec<Violation>,
     explained: &mut Explained,
 ) {
-    let mut held: Vec<&Hold> = Vec::new();
-    for &hold in holds.iter().filter(|hold| hold.seen.is_some()) {
-        held.retain(|earlier| earlier.end() > hold.granted);
-        for &other in &held {
-            if hold.end() <= hold.granted {
-                continue;
-            }
-            let (first, second) = if other.token <= hold.token {
-                (other, hold)
-            } else {
-                (hold, other)
+    let seen = holds.iter().copied().filter(|hold| hold.seen.is_some());
+    let seen: Vec<&Hold> = seen.collect();
+    let terms: Vec<Term> = seen.iter().map(|hold| hold.term()).collect();
+    for Crowd { newest, others } in crowds(&terms) {
+        let newest = seen[newest];
+        let mut crowd: Vec<&Hold> = others.into_iter().map(|other| seen[other]).collect();
+        crowd.push(newest);
+        crowd.sort_by_key(|hold| hold.token);
+        // The grant with the greatest token is the last one, and no other grant explains its loss. Permits have no token.
+        let has_tokens = crowd.iter().all(|hold| hold.token > 0);
+        let last = crowd.last().filter(|_| has_tokens).map(|last| last.token);
+        let excused = |hold: &&Hold| {
+            let is_excused = |excuse: &&Excuse| {
+                excuse.may_be_for(hold)
+                    && excuse.to >= hold.since
+                    && excuse.from <= newest.granted
+                    && hold.end() <= excuse.to + hold.ttl
             };
-            let is_excused = |excuse: &Excuse| {
-                excuse.may_be_for(first)
-                    && excuse.to >= first.asked
-                    && excuse.from <= second.granted
-                    && first.end() <= excuse.to + first.ttl
-            };
-            let excused = excuses.iter().filter(|excuse| is_excused(excuse));
-            if let Some(is_forced) = excused.map(|excuse| excuse.is_forced).max() {
-                let both = hold.end().min(other.end()) - hold.granted;
-                match is_forced {
-                    true => explained.forced += 1,
-                    false => explained.lost += 1,
+            let excuses = excuses.iter().filter(is_excused);
+            let is_forced = excuses.map(|excuse| excuse.is_forced).max();
+            is_forced.filter(|_| Some(hold.token) != last)
+        };
+        let rest: Vec<&Hold> = crowd
+            .iter()
+            .copied()
+            .filter(|hold| excused(hold).is_none())
+            .collect();
+        if admits(rest.iter().map(|hold| hold.share)) {
+            for hold in &crowd {
+                match excused(hold) {
+                    Some(true) => explained.forced += 1,
+                    Some(false) => explained.lost += 1,
+                    None => continue,
                 }
+                let both = newest.end().min(hold.end()).saturating_sub(newest.granted);
                 explained.longest = explained.longest.max(Duration::from_nanos(both));
-            } else {
-                found.push(of_holds("two holders at the same time", first, second));
             }
+        } else if let [first, second] = rest[..] {
+            found.push(of_holds("two holders at the same time", first, second));
+        } else {
+            let from = rest.iter().map(|hold| hold.asked).min().unwrap_or_default();
+            let text = format!("{} holders at the same time", rest.len());
+            let holds: String = rest.iter().map(|hold| format!("\n  {hold:?}")).collect();
+            found.push(Violation {
+                text: format!("{text}:{holds}"),
+                key: Some(newest.key),
+                from,
+                to: newest.end(),
+            });
         }
-        held.push(hold);
     }
 }
 
-fn order_of_asking(holds: &[&Hold], found: &mut Vec<Violation>) {
+/// Checks that permits with a shortest hold are not granted too often. The grants are of one key.
+fn windows(holds: &[&Hold], excuses: &[Excuse], found: &mut Vec<Violation>) {
+    let Some(&&Hold {
+        key,
+        share: Share::Permits { limit, .. },
+        ..
+    }) = holds
+        .iter()
+        .find(|hold| min_hold(hold.key) > 0 && hold.share != Share::Alone)
+    else {
+        return;
+    };
+    let of_permits = holds
+        .iter()
+        .copied()
+        .filter(|hold| hold.share != Share::Alone);
+    let of_permits: Vec<&Hold> = of_permits.collect();
+    let terms: Vec<Term> = of_permits.iter().map(|hold| hold.term()).collect();
+    for burst in bursts(&terms, limit, min_hold(key)) {
+        let burst: Vec<&Hold> = burst.into_iter().map(|index| of_permits[index]).collect();
+        let from = burst
+            .iter()
+            .map(|hold| hold.asked)
+            .min()
+            .unwrap_or_default();
+        let to = burst
+            .iter()
+            .map(|hold| hold.granted)
+            .max()
+            .unwrap_or_default();
+        let is_excused =
+            |excuse: &Excuse| excuse.is_for_key(key) && excuse.to >= from && excuse.from <= to;
+        if !excuses.iter().any(is_excused) {
+            let text = format!(
+                "more than {limit} permits in {:?}",
+                Duration::from_nanos(min_hold(key))
+            );
+            let holds: String = burst.iter().map(|hold| format!("\n  {hold:?}")).collect();
+            found.push(Violation {
+                text: format!("{text}:{holds}"),
+                key: Some(key),
+                from,
+                to,
+            });
+        }
+    }
+}
+
+/// Whether a token of one hold has to be greater than that of another one.
+fn is_ordered(one: &Hold, other: &Hold) -> bool {
+    let has_token = |hold: &Hold| hold.token > 0;
+    has_token(one) && has_token(other) && (one.share == Share::Alone || other.share == Share::Alone)
+}
+
+fn order_of_asking(holds: &[&Hold], excuses: &[Excuse], found: &mut Vec<Violation>) {
     let mut seen: Vec<(u64, &Hold)> = holds
         .iter()
         .filter_map(|hold| Some((hold.seen?, *hold)))
@@ -157,14 +253,30 @@ fn order_of_asking(holds: &[&Hold], found: &mut Vec<Violation>) {
     let mut asked = holds.to_vec();
     asked.sort_by_key(|hold| hold.asked);
     let mut earlier = seen.into_iter().peekable();
-    let mut greatest: Option<&Hold> = None;
+    // Of those that hold the key alone, and of readers.
+    let mut greatest: [Option<&Hold>; 2] = [None; 2];
     for hold in asked {
         while let Some((_, before)) = earlier.next_if(|(at, _)| *at < hold.asked) {
+            let greatest = &mut greatest[usize::from(before.share != Share::Alone)];
             if greatest.is_none_or(|greatest| greatest.token < before.token) {
-                greatest = Some(before);
+                *greatest = Some(before);
             }
         }
-        if let Some(before) = greatest.filter(|before| before.token >= hold.token) {
+        // A reader may join the lease of its client after Redis has lost it.
+        let is_excused = |excuse: &Excuse| {
+            hold.share != Share::Alone
+                && excuse.may_be_for(hold)
+                && excuse.to >= hold.since
+                && excuse.from <= hold.granted
+        };
+        let greatest = greatest
+            .into_iter()
+            .flatten()
+            .filter(|before| is_ordered(before, hold));
+        if let Some(before) = greatest.max_by_key(|before| before.token)
+            && before.token >= hold.token
+            && !excuses.iter().any(is_excused)
+        {
             found.push(of_holds(
                 "a later request got a smaller token",
                 before,
@@ -184,12 +296,12 @@ fn order_of_holding(holds: &[&Hold], excuses: &[Excuse], found: &mut Vec<Violati
         let [(_, before), (at, after)] = pair else {
             continue;
         };
-        if before.token < after.token {
+        if before.token < after.token || !is_ordered(before, after) {
             continue;
         }
         // The holder with the smaller token had lost its grant, and did not know of the loss yet.
         let is_excused = |excuse: &Excuse| {
-            excuse.may_be_for(after) && excuse.to >= after.asked && excuse.from <= *at
+            excuse.may_be_for(after) && excuse.to >= after.since && excuse.from <= *at
         };
         if !excuses.iter().any(is_excused) {
             found.push(of_holds("a later hold had a smaller token", before, after));
@@ -219,7 +331,8 @@ fn writes(history: &History, found: &mut Vec<Violation>, explained: &mut Explain
             };
             let is_excused = |excuse: &Excuse| {
                 let loses_values = !excuse.is_forced && excuse.grant.is_none();
-                loses_values && excuse.is_for_key(key) && loses(excuse, before, write)
+                let (one, other) = ((before.from, before.to), (write.from, write.to));
+                loses_values && excuse.is_for_key(key) && loses(excuse, one, other)
             };
             if history.excuses.iter().any(is_excused) {
                 explained.writes += 1;
@@ -237,11 +350,134 @@ fn writes(history: &History, found: &mut Vec<Violation>, explained: &mut Explain
     }
 }
 
-/// Whether the excuse explains that `before` was lost when `after` was accepted. A server without its data has lost all
-/// writes, a replica that takes over the last ones only.
-fn loses(excuse: &Excuse, before: &Write, after: &Write) -> bool {
-    let is_lost = excuse.key.is_none() || before.to + REPLICATION.as_nanos() as u64 >= excuse.from;
-    is_lost && excuse.to >= before.from && excuse.from <= after.to
+fn transfers(history: &History, found: &mut Vec<Violation>, explained: &mut Explained) {
+    let mut add = |text: &str, all: &[&Transfer]| {
+        let lines: String = all.iter().map(|one| format!("\n  {one:?}")).collect();
+        found.push(Violation {
+            text: format!("{text}:{lines}"),
+            key: Some(account_keys()[0]),
+            from: all.first().map_or(0, |transfer| transfer.from),
+            to: all.last().map_or(0, |transfer| transfer.to),
+        });
+    };
+    let mut by_balance: Vec<&Transfer> = history.transfers.iter().collect();
+    by_balance.sort_by_key(|transfer| (transfer.before, transfer.from));
+    for transfer in &by_balance {
+        if transfer.before.iter().sum::<i64>() != 0 {
+            add("the sum of the accounts has changed", &[transfer]);
+        }
+    }
+    for pair in by_balance.windows(2) {
+        let [before, after] = *pair else { continue };
+        if before.before != after.before {
+            continue;
+        }
+        let is_excused = |excuse: &Excuse| {
+            let loses_values = !excuse.is_forced && excuse.grant.is_none();
+            let (one, other) = ((before.from, before.to), (after.from, after.to));
+            loses_values && excuse.is_for_key(account_keys()[0]) && loses(excuse, one, other)
+        };
+        match history.excuses.iter().any(is_excused) {
+            true => explained.transfers += 1,
+            false => add("two transfers read the same balances", pair),
+        }
+    }
+}
+
+fn observations(history: &History, found: &mut Vec<Violation>) {
+    let mut newest: BTreeMap<(Who, u64), (u64, &Observation)> = BTreeMap::new();
+    for after in &history.observations {
+        let Observed::Leader { token } = after.state else {
+            continue;
+        };
+        let before = newest.insert((after.who, after.observer), (token, after));
+        if let Some((_, before)) = before.filter(|(newest, _)| token < *newest) {
+            found.push(Violation {
+                text: format!(
+                    "the token of a leader fell for an observer:\n  {before:?}\n  {after:?}"
+                ),
+                key: Some(election_key()),
+                from: before.at,
+                to: after.at,
+            });
+        }
+    }
+}
+
+fn runs(history: &History, found: &mut Vec<Violation>, explained: &mut Explained) {
+    let mut keys: BTreeMap<usize, (Vec<&Run>, Vec<&RunRecord>)> = BTreeMap::new();
+    for run in &history.runs {
+        keys.entry(run.key).or_default().0.push(run);
+    }
+    for record in &history.run_records {
+        keys.entry(record.key).or_default().1.push(record);
+    }
+    for (key, (runs, records)) in keys {
+        // The first write lies between the two times of `before`, and the fault came until `to`.
+        type Times = (u64, u64);
+        let mut add = |text: &str, one: &dyn Debug, other: &dyn Debug, before: Times, to: u64| {
+            let is_excused = |excuse: &Excuse| {
+                let loses_values = !excuse.is_forced && excuse.grant.is_none();
+                let after = (to, to);
+                loses_values && excuse.is_for_key(key) && loses(excuse, before, after)
+            };
+            if history.excuses.iter().any(is_excused) {
+                explained.runs += 1;
+                return;
+            }
+            found.push(Violation {
+                text: format!("{text}:\n  {one:?}\n  {other:?}"),
+                key: Some(key),
+                from: before.0,
+                to,
+            });
+        };
+        let mut runs = runs;
+        runs.sort_by_key(|run| run.began);
+        if is_at_most_once(key) {
+            for pair in runs.windows(2) {
+                if !pair[0].has_failed {
+                    let text = "work ran more than once";
+                    add(
+                        text,
+                        pair[0],
+                        pair[1],
+                        (pair[0].asked, pair[0].began),
+                        pair[1].began,
+                    );
+                }
+            }
+        }
+        for record in records.iter().filter(|record| record.is_done) {
+            if !runs.iter().any(|run| run.token == record.token) {
+                let text = "a record is of no run";
+                add(text, record, record, (record.from, record.to), record.to);
+            }
+        }
+        let done = || records.iter().filter(|record| record.is_done);
+        for before in done() {
+            // The first of each kind: all others follow from it.
+            let again = runs.iter().find(|run| run.asked > before.to);
+            if let Some(run) = again {
+                let text = "work ran again after its end was recorded";
+                add(text, before, run, (before.from, before.to), run.began);
+            }
+            let is_older =
+                |after: &&&RunRecord| after.from > before.to && after.token < before.token;
+            let older = done().filter(is_older).min_by_key(|after| after.from);
+            if let Some(after) = older {
+                let text = "an older record of a run came back";
+                add(text, before, after, (before.from, before.to), after.to);
+            }
+        }
+    }
+}
+
+/// Whether the excuse explains that the write from the times `before` was lost when that from the times `after` was
+/// accepted. A server without its data has lost all writes, a replica that takes over the last ones only.
+fn loses(excuse: &Excuse, before: (u64, u64), after: (u64, u64)) -> bool {
+    let is_lost = excuse.key.is_none() || before.1 + REPLICATION.as_nanos() as u64 >= excuse.from;
+    is_lost && excuse.to >= before.0 && excuse.from <= after.1
 }
 
 /// A grant in a lock's key, as it was seen in Redis.
@@ -274,13 +510,28 @@ pub fn keys_without_holders(
         let of_key = by_key.get(&sighting.key).map_or(&[][..], Vec::as_slice);
         let holds = holds_of(sighting, of_key, &stops);
         let (ended, ttl) = match holds[..] {
-            // No caller has got this grant: nothing renews it.
-            [] => (sighting.first, nanos(longest)),
+            // No caller has got this grant. Only a call that waits for the other keys of its set renews it.
+            [] => (
+                waited_until(sighting, &history.calls, &stops),
+                nanos(longest),
+            ),
             _ => {
                 let ended = holds.iter().map(|hold| ends(hold, &stops));
                 let ttl = holds.iter().map(|hold| hold.ttl).max();
                 (ended.max().unwrap_or_default(), ttl.unwrap_or_default())
             }
+        };
+        // If a fail-over loses the end of a wait, Redis grants the key to the same lease once more. The value of a share
+        // does not distinguish the two grants.
+        let is_share = holds.iter().any(|hold| hold.share != Share::Alone);
+        let lost = history.excuses.iter().filter(|excuse| {
+            let overlaps = excuse.to >= sighting.first && excuse.from <= sighting.last;
+            is_share && !excuse.is_forced && excuse.is_for_key(sighting.key) && overlaps
+        });
+        let again = lost.map(|excuse| excuse.to).max();
+        let (ended, ttl) = match again {
+            Some(again) => (ended.max(again), nanos(longest)),
+            None => (ended, ttl),
         };
         // The network, or a stopped server, may have held back the last renewal.
         let delays = faults.iter().filter(|fault| fault.delays_requests());
@@ -305,6 +556,20 @@ pub fn keys_without_holders(
         }
     }
     found
+}
+
+/// When the last call had certainly ended that locks a set with the seen key, and may have got the seen grant.
+fn waited_until(sighting: &Sighting, calls: &[Call], stops: &Stops<'_>) -> u64 {
+    let ends = |call: &Call| match &call.returned {
+        Some((at, _)) => *at,
+        None => stops.killed_at(call.who).unwrap_or(u64::MAX),
+    };
+    let waits = |call: &&Call| {
+        let overlaps = call.from <= sighting.first && ends(call) >= sighting.first;
+        call.set.contains(&sighting.key) && overlaps
+    };
+    let ended = calls.iter().filter(waits).map(ends).max();
+    ended.unwrap_or(sighting.first)
 }
 
 /// The holds of the grant that was seen. If none is known to be of it, those that may be of it: their lease ids are not
@@ -355,7 +620,7 @@ fn losses(hold: &Hold, excuses: &[Excuse], found: &mut Vec<Violation>) {
         return;
     }
     let is_excused =
-        |excuse: &Excuse| excuse.may_be_for(hold) && excuse.to >= hold.asked && excuse.from <= *at;
+        |excuse: &Excuse| excuse.may_be_for(hold) && excuse.to >= hold.since && excuse.from <= *at;
     if !excuses.iter().any(is_excused) {
         found.push(of_hold("a loss was reported without a cause", hold));
     }
@@ -387,7 +652,15 @@ fn call_ends(call: &Call, stops: &Stops<'_>, found: &mut Vec<Violation>) {
     let answers = match call.doing {
         // These calls may need two requests. `force_unlock` reads the lock and releases it. An extension, also that of
         // a transfer, may first wait for a renewal in flight.
-        Doing::ForceUnlock | Doing::Extend | Doing::HandOver => 2,
+        Doing::ForceUnlock | Doing::Extend | Doing::HandOver | Doing::Upgrade => 2,
+        // One request for each slot, one that sets all ttls once more, and the releases of a call that fails.
+        Doing::LockSet | Doing::TryLockSet | Doing::CancelledSet => 2 + call.set.len() as u32,
+        // A leader writes its value after the grant.
+        Doing::Campaign | Doing::Adopt => 2,
+        // A run may write the record of its start. The end writes a record, and releases the lock.
+        Doing::Run | Doing::EndRun => 3,
+        // `WATCH`, two reads, and the commands.
+        Doing::Transfer => 4,
         _ => 1,
     };
     let bound = answers * (COMMAND_TIMEOUT + CONNECT_TIMEOUT) + SLACK;
@@ -411,10 +684,24 @@ fn may_fail(doing: Doing, kind: &str) -> bool {
     match kind {
         "Unavailable" | "Timeout" => doing != Doing::Drop,
         "Shutdown" => true,
-        "LeaseLost" => matches!(doing, Doing::Unlock | Doing::Extend | Doing::HandOver),
-        "Cancelled" => doing == Doing::CancelledLock,
+        "LeaseLost" => matches!(
+            doing,
+            Doing::Unlock
+                | Doing::Extend
+                | Doing::HandOver
+                | Doing::Upgrade
+                | Doing::Transfer
+                | Doing::Adopt
+                | Doing::Campaign
+                | Doing::Proclaim
+                | Doing::Run
+                | Doing::EndRun
+        ),
+        "Cancelled" => matches!(doing, Doing::CancelledLock | Doing::CancelledSet),
         "StaleToken" => doing == Doing::Write,
         "NotHeld" => doing == Doing::Adopt,
+        // Readers or permits share the key of a mutex.
+        "Protocol" => doing == Doing::Inspect,
         _ => false,
     }
 }

@@ -3,10 +3,13 @@
 
 use std::time::Duration;
 
+use leasehold_testbed::terms::Share;
+
 use crate::checks::{Sighting, all, keys_without_holders, overrun};
 use crate::faults::{Effect, Fault, Kind};
 use crate::history::{History, Stops};
-use crate::records::{Doing, Grant, Outcome, Record, What, Who};
+use crate::messages::{KEYS, MIN_HOLD, PACED, account_keys, paced_key, runs_key};
+use crate::records::{Doing, Grant, Observed, Outcome, Record, What, Who};
 use crate::value::GrantId;
 
 const MILLI: u64 = 1_000_000;
@@ -81,7 +84,8 @@ impl Thread {
 
     fn reported(self, millis: u64, reason: &str) -> Self {
         let reason = reason.to_owned();
-        self.at(millis, What::Lost { reason })
+        let key = None;
+        self.at(millis, What::Lost { reason, key })
     }
 }
 
@@ -90,6 +94,7 @@ fn grant(token: u64) -> Grant {
     Grant {
         key: 0,
         token: token << 10,
+        share: Share::Alone,
         ttl: TTL,
         at_most: None,
     }
@@ -542,4 +547,363 @@ fn keys_without_tokens_are_told_apart_by_their_leases() {
     assert_eq!(orphans(unnamed(), &seen("a", 9_001), &[]), 0);
     let other = || [first(), second().identified(9_001, "b")];
     assert_eq!(orphans(other(), &seen("a", 9_001), &[]), 1);
+}
+
+const READER: Share = Share::Reader;
+
+fn permits(weight: u32) -> Share {
+    Share::Permits { weight, limit: 3 }
+}
+
+impl Thread {
+    /// Requests a share of the lease `lease`, and gets it at once, with a validity of `TTL`.
+    fn shares(self, from: u64, share: Share, token: u64, lease: &str) -> Self {
+        let grant = Grant {
+            share,
+            ..grant(token)
+        };
+        let shares = self.granted(from, from, grant);
+        shares.identified(from, lease).sees(from, TTL)
+    }
+
+    /// Requests a permit with a shortest hold.
+    fn starts(self, asked: u64, granted: u64) -> Self {
+        let (share, limit) = (permits(1), PACED);
+        assert_eq!(share, Share::Permits { weight: 1, limit });
+        let grant = Grant {
+            key: paced_key(),
+            share,
+            ..grant(0)
+        };
+        self.granted(asked, granted, grant).lets_go(granted)
+    }
+}
+
+#[test]
+fn shares_that_fit_together_are_correct() {
+    let readers = [
+        thread(0).shares(0, READER, 1, "a").lets_go(30),
+        thread(1).shares(5, READER, 2, "b").lets_go(30),
+        // This reader joins the lease of its client.
+        thread(0).shares(6, READER, 1, "a").lets_go(40),
+        thread(2).holds(40, 3).lets_go(50),
+        thread(1).shares(50, READER, 4, "c"),
+    ];
+    assert_eq!(found(readers, &[]), NOTHING);
+    let three = [
+        thread(0).shares(0, permits(2), 0, "a").lets_go(30),
+        thread(1).shares(5, permits(1), 0, "b").lets_go(40),
+        thread(2).shares(30, permits(2), 0, "c").lets_go(40),
+        thread(2).holds(40, 3),
+    ];
+    assert_eq!(found(three, &[]), NOTHING);
+}
+
+#[test]
+fn shares_that_do_not_fit_together_are_found() {
+    let reader = || thread(0).shares(0, READER, 1, "a").lets_go(30);
+    assert_eq!(found([reader(), thread(1).holds(29, 2)], &[]), [OVERLAP]);
+    let late = thread(1).shares(9, READER, 3, "b");
+    assert_eq!(found([thread(0).holds(0, 2), late], &[]), [OVERLAP]);
+    let permit =
+        |n: usize, weight| thread(n).shares(n as u64, permits(weight), 0, ["a", "b", "c"][n]);
+    let too_many = "3 holders at the same time:";
+    assert_eq!(
+        found([permit(0, 1), permit(1, 1), permit(2, 2)], &[]),
+        [too_many]
+    );
+    // Redis has lost one of them, or the key.
+    let lost = || [loses_grant(1, 2, plain("a"))];
+    assert_eq!(
+        found([permit(0, 1), permit(1, 1), permit(2, 2)], &lost()),
+        NOTHING
+    );
+    assert_eq!(
+        found([permit(0, 1), permit(1, 1), permit(2, 3)], &lost()),
+        [OVERLAP]
+    );
+    assert_eq!(
+        found(
+            [permit(0, 1), permit(1, 1), permit(2, 3)],
+            &[may_lose(1, 2)]
+        ),
+        NOTHING
+    );
+}
+
+#[test]
+fn a_reader_may_join_a_lost_lease_until_its_client_knows() {
+    let first = || thread(0).shares(0, READER, 1, "a").lets_go(90);
+    let joins = || thread(1).shares(60, READER, 1, "a").lets_go(90);
+    let writer = || thread(2).holds(50, 2).lets_go(70);
+    let lost = [loses_grant(40, 41, plain("a"))];
+    assert_eq!(found([first(), joins(), writer()], &lost), NOTHING);
+    assert!(found([first(), joins(), writer()], &[]).contains(&OVERLAP.to_owned()));
+}
+
+#[test]
+fn readers_and_writers_have_ordered_tokens() {
+    let asked = "a later request got a smaller token:";
+    let held = "a later hold had a smaller token:";
+    let reader = |from, token| thread(0).shares(from, READER, token, "a").lets_go(from + 5);
+    let writer = |from, token| thread(1).holds(from, token).lets_go(from + 5);
+    assert_eq!(found([reader(0, 5), writer(10, 5)], &[]), [asked, held]);
+    assert_eq!(found([writer(0, 5), reader(10, 5)], &[]), [asked, held]);
+    assert_eq!(found([reader(0, 5), writer(10, 6)], &[]), NOTHING);
+    // Readers have no order among each other.
+    let other = thread(1).shares(20, READER, 4, "b");
+    assert_eq!(found([reader(0, 5), other], &[]), NOTHING);
+}
+
+#[test]
+fn a_start_too_many_in_a_window_is_found() {
+    let window = MIN_HOLD.as_millis() as u64;
+    let starts = |last| {
+        [
+            thread(0).starts(0, 10).starts(20, 30),
+            thread(1).starts(5, 40),
+            thread(2).starts(6, last),
+        ]
+    };
+    let found_in = |last, faults: &[Fault]| found(starts(last), faults).len();
+    assert_eq!(found_in(window - 1, &[]), 1);
+    assert_eq!(found_in(window, &[]), 0);
+    assert_eq!(found_in(window - 1, &[loses_all(15, 16)]), 0);
+}
+
+#[test]
+fn a_share_without_a_holder_is_found_after_its_ttl() {
+    let released = || thread(0).shares(0, permits(1), 0, "a").lets_go(500);
+    let seen = |last| [sighting(plain("a"), last)];
+    assert_eq!(orphans([released()], &seen(3_400), &[]), 0);
+    assert_eq!(orphans([released()], &seen(3_600), &[]), 1);
+    // A fail-over may have granted the key to the lease once more.
+    let lost = [may_lose(100, 900)];
+    assert_eq!(orphans([released()], &seen(6_800), &lost), 0);
+    assert_eq!(orphans([released()], &seen(7_000), &lost), 1);
+}
+
+impl Thread {
+    fn transfers(self, since: u64, at: u64, before: [i64; 2]) -> Self {
+        let since = since * MILLI;
+        self.at(at, What::Transferred { before, since })
+    }
+}
+
+#[test]
+fn a_changed_sum_of_the_accounts_is_found() {
+    let transfers = |before| thread(0).transfers(10, 20, before);
+    let changed = ["the sum of the accounts has changed:"];
+    assert_eq!(found([transfers([-7, 7])], &[]), NOTHING);
+    assert_eq!(found([transfers([-8, 7])], &[]), changed);
+    // The loss of all data explains nothing: a transaction changes both accounts.
+    assert_eq!(found([transfers([-8, 7])], &[loses_all(5, 6)]), changed);
+}
+
+#[test]
+fn a_lost_transfer_is_found() {
+    let lost = ["two transfers read the same balances:"];
+    let both = || {
+        [
+            thread(0).transfers(10, 20, [-7, 7]),
+            thread(1).transfers(30, 40, [-7, 7]),
+        ]
+    };
+    assert_eq!(found(both(), &[]), lost);
+    assert_eq!(found(both(), &[loses_all(25, 26)]), NOTHING);
+    assert_eq!(found(both(), &[loses_all(5, 6)]), lost);
+    assert_eq!(found(both(), &[loses_all(41, 42)]), lost);
+    // The loss of the locks, or of another key, explains nothing.
+    assert_eq!(found(both(), &[loses(25, 26, 1)]), lost);
+    assert_eq!(found(both(), &[may_lose(25, 26)]), lost);
+    let [account, _] = account_keys();
+    let fail_over = fault(
+        25,
+        26,
+        Effect::MayLose {
+            keys: vec![account],
+        },
+    );
+    let faults = [fail_over];
+    let (violations, explained) = all(&history(both(), &faults), &faults);
+    assert!(violations.is_empty(), "{violations:?}");
+    assert_eq!(explained.transfers, 1);
+}
+
+/// The grant of another key of a set.
+fn of_key(key: usize, token: u64) -> Grant {
+    Grant {
+        key,
+        ..grant(token)
+    }
+}
+
+#[test]
+fn every_key_of_a_set_is_held() {
+    let set = || {
+        thread(0)
+            .granted(0, 0, grant(1))
+            .at(0, What::HeldToo(of_key(5, 2)))
+            .sees(0, TTL)
+    };
+    let other = |key| thread(1).granted(20, 20, of_key(key, 3)).sees(20, TTL);
+    for key in [0, 5] {
+        assert_eq!(found([set(), other(key)], &[]), [OVERLAP], "{key}");
+        assert_eq!(found([set().lets_go(10), other(key)], &[]), NOTHING);
+    }
+    assert_eq!(found([set(), other(6)], &[]), NOTHING);
+}
+
+#[test]
+fn a_loss_of_one_key_of_a_set_is_explained_alone() {
+    let set = |key| {
+        let reason = "Deleted".to_owned();
+        thread(0)
+            .granted(0, 0, grant(1))
+            .at(0, What::HeldToo(of_key(5, 2)))
+            .sees(0, TTL)
+            .at(80, What::Lost { reason, key })
+    };
+    let lost = || {
+        let (key, grant) = (Some(5), Some(scripted(2)));
+        fault(40, 41, Effect::Loses { key, grant })
+    };
+    let none = "a loss was reported without a cause:";
+    assert_eq!(found([set(Some(5))], &[lost()]), NOTHING);
+    assert_eq!(found([set(Some(0))], &[lost()]), [none]);
+    assert_eq!(found([set(Some(5))], &[]), [none]);
+}
+
+#[test]
+fn a_key_stays_while_its_set_waits() {
+    let found = |thread: Thread| {
+        let sightings = [Sighting {
+            key: 5,
+            name: "cold-5".to_owned(),
+            grant: scripted(9),
+            first: 100 * MILLI,
+            last: 8000 * MILLI,
+        }];
+        let longest = Duration::from_millis(TTL);
+        keys_without_holders(&sightings, longest, &history([thread], &[]), &[]).len()
+    };
+    let waits = |keys: &[usize], until| {
+        let failed = Outcome::Failed("Unavailable".to_owned());
+        thread(0)
+            .at(0, What::Wants { keys: keys.into() })
+            .calls(50, Doing::LockSet, None)
+            .returns(50, until, failed)
+    };
+    assert_eq!(found(waits(&[0, 5], 5100)), 0);
+    assert_eq!(found(waits(&[0, 5], 4900)), 1);
+    assert_eq!(found(waits(&[0, 6], 5100)), 1);
+}
+
+/// A run at most once, and one at least once.
+const MOST: usize = 0;
+const LEAST: usize = 1;
+
+impl Thread {
+    fn runs(self, since: u64, at: u64, key: usize, token: u64) -> Self {
+        let since = since * MILLI;
+        self.at(at, What::RunBegan { key, token, since })
+    }
+
+    fn finds(self, since: u64, at: u64, key: usize, token: u64) -> Self {
+        let (is_done, since) = (true, since * MILLI);
+        self.at(
+            at,
+            What::RunEnded {
+                key,
+                token,
+                is_done,
+                since,
+            },
+        )
+    }
+}
+
+#[test]
+fn work_that_runs_more_than_once_is_found() {
+    let twice = "work ran more than once:";
+    let both = |key| [thread(0).runs(0, 10, key, 1), thread(1).runs(5, 90, key, 2)];
+    assert_eq!(found(both(MOST), &[]), [twice]);
+    assert_eq!(found(both(LEAST), &[]), NOTHING);
+    assert_eq!(found(both(MOST), &[loses_all(40, 41)]), NOTHING);
+    assert_eq!(found(both(MOST), &[loses_all(91, 92)]), [twice]);
+    // The lock was lost, but not the record.
+    assert_eq!(found(both(MOST), &[loses(40, 41, 1)]), [twice]);
+    let failed = thread(0)
+        .granted(0, 5, of_key(MOST, 1))
+        .runs(0, 10, MOST, grant(1).token)
+        .at(20, What::RunFailed { key: MOST });
+    let again = thread(1).runs(5, 90, MOST, grant(2).token);
+    assert_eq!(found([failed, again], &[]), NOTHING);
+}
+
+#[test]
+fn work_that_runs_after_its_record_is_found() {
+    let again = "work ran again after its end was recorded:";
+    let first = || thread(0).runs(0, 10, LEAST, 1).finds(0, 20, LEAST, 1);
+    let second = |asked| thread(1).runs(asked, 90, LEAST, 2);
+    assert_eq!(found([first(), second(19)], &[]), NOTHING);
+    assert_eq!(found([first(), second(21)], &[]), [again]);
+    assert_eq!(found([first(), second(21)], &[loses_all(40, 41)]), NOTHING);
+}
+
+#[test]
+fn an_older_record_of_a_run_is_found() {
+    let older = "an older record of a run came back:";
+    let ran = || thread(0).runs(0, 1, LEAST, 1).runs(0, 5, LEAST, 2);
+    let found_by = |asked| {
+        let reader = thread(1).finds(10, 20, LEAST, 2).finds(asked, 40, LEAST, 1);
+        found([ran(), reader], &[])
+    };
+    assert_eq!(found_by(20), NOTHING);
+    assert_eq!(found_by(21), [older]);
+    let foreign = thread(1).finds(10, 20, LEAST, 7);
+    assert_eq!(found([ran(), foreign], &[]), ["a record is of no run:"]);
+}
+
+#[test]
+fn a_fail_over_may_lose_the_records_of_all_runs() {
+    let both = || {
+        let key = 2 * KEYS + MOST;
+        [thread(0).runs(0, 10, key, 1), thread(1).runs(5, 90, key, 2)]
+    };
+    let fail_over = |key| [fault(40, 41, Effect::MayLose { keys: vec![key] })];
+    assert_eq!(found(both(), &fail_over(runs_key())), NOTHING);
+    assert_eq!(found(both(), &fail_over(MOST)).len(), 1);
+    // The record was written at some time in the call of 5 s.
+    let key = 2 * KEYS + LEAST;
+    let first = thread(0).runs(0, 10, key, 1).finds(0, 5_000, key, 1);
+    let again = thread(1).runs(5_001, 9_000, key, 2);
+    let keys = vec![runs_key()];
+    let fail_over = fault(4_000, 4_001, Effect::MayLose { keys });
+    assert_eq!(found([first, again], &[fail_over]), NOTHING);
+}
+
+impl Thread {
+    fn observes(self, at: u64, observer: u64, state: Observed) -> Self {
+        self.at(at, What::Observed { observer, state })
+    }
+}
+
+#[test]
+fn a_leader_whose_token_falls_is_found() {
+    let fell = "the token of a leader fell for an observer:";
+    let sees = |observer, next| {
+        let leads = |token| Observed::Leader { token };
+        thread(0)
+            .observes(10, 1, leads(5))
+            .observes(20, 1, Observed::Vacant)
+            .observes(30, 1, Observed::Unknown)
+            .observes(40, observer, leads(next))
+    };
+    assert_eq!(found([sees(1, 5)], &[]), NOTHING);
+    assert_eq!(found([sees(1, 6)], &[]), NOTHING);
+    assert_eq!(found([sees(1, 4)], &[]), [fell]);
+    assert_eq!(found([sees(1, 4)], &[loses_all(15, 25)]), [fell]);
+    // A new observer may see an earlier state.
+    assert_eq!(found([sees(2, 4)], &[]), NOTHING);
 }

@@ -19,7 +19,7 @@ use crate::faults::{
 use crate::inject::{Defect, NOBODYS, NOBODYS_TTL_MS};
 use crate::leaks::{self, Remaining};
 use crate::messages::{
-    KEYS, LONGEST_TTL, SHORT_OUTAGE, contended_key, hot_keys, key_in_redis, race_key,
+    KEYS, LONGEST_TTL, SHORT_OUTAGE, busy_key, contended_key, key_in_redis, race_key,
 };
 use crate::process::Process;
 use crate::random::Random;
@@ -140,7 +140,7 @@ impl Subjects {
     }
 
     fn apply(&mut self, kind: Kind, stop: &Stop) -> anyhow::Result<()> {
-        let (from, key) = (now(), self.random.below(hot_keys()));
+        let (from, key) = (now(), busy_key(&mut self.random));
         let master = self.masters[key];
         let effect = match kind {
             Kind::MasterKilled => return self.kill(master, stop),

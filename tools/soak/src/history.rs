@@ -3,8 +3,11 @@
 
 use std::collections::BTreeMap;
 
+use leasehold_testbed::terms::{Share, Term};
+
 use crate::faults::{Effect, Fault};
-use crate::records::{Doing, Grant, Operation, Outcome, Record, What, Who};
+use crate::messages::{MIN_HOLD, key_of_slot, paced_key};
+use crate::records::{Doing, Grant, Observed, Operation, Outcome, Record, What, Who};
 use crate::value::{GrantId, micros_of};
 
 /// A lock held by a thread. Times are in ns on the clock of all processes.
@@ -12,12 +15,17 @@ use crate::value::{GrantId, micros_of};
 pub struct Hold {
     pub who: Who,
     pub key: usize,
+    pub share: Share,
+    /// 0 for permits, which have none.
     pub token: u64,
     /// The lease id, if a thread with a hold of this grant has seen it in Redis.
     pub lease: Option<String>,
     /// The times before and after the call that acquired the lock.
     pub asked: u64,
     pub granted: u64,
+    /// The time before the first call that acquired this share: readers of a client join its lease, and permits are handed
+    /// off. For other holds, the same as `asked`.
+    pub since: u64,
     /// A moment at which the guard was known to be valid; `None` if it never was.
     pub seen: Option<u64>,
     /// The end of its validity, unless it changes later.
@@ -26,7 +34,7 @@ pub struct Hold {
     pub released: Option<u64>,
     /// The time after the guard reported its loss, and the reason.
     pub reported: Option<(u64, String)>,
-    /// The longest requested ttl, in ns.
+    /// The longest requested ttl, in ns. With a shortest hold, at least that.
     pub ttl: u64,
     /// The longest time for which it may be held, in ns.
     pub at_most: Option<u64>,
@@ -41,6 +49,17 @@ impl Hold {
             .min(self.released.unwrap_or(u64::MAX))
     }
 
+    /// The time for which the lock was certainly held.
+    pub fn term(&self) -> Term {
+        Term {
+            share: self.share,
+            asked: self.asked,
+            queued: None,
+            from: self.granted,
+            to: self.end(),
+        }
+    }
+
     /// The µs of the grant, which all its hand-offs share.
     pub fn micros(&self) -> u64 {
         micros_of(self.token)
@@ -52,6 +71,8 @@ pub struct Call {
     pub who: Who,
     pub doing: Doing,
     pub key: Option<usize>,
+    /// The keys of the set that the call locks.
+    pub set: Vec<usize>,
     pub from: u64,
     /// The longest time that the call may wait, in ns. `None` for no limit.
     pub allowed: Option<u64>,
@@ -65,6 +86,47 @@ pub struct Write {
     pub token: u64,
     pub from: u64,
     pub to: u64,
+}
+
+/// A transfer between the accounts that was committed, between two moments.
+#[derive(Clone, Debug)]
+pub struct Transfer {
+    /// The balances before it.
+    pub before: [i64; 2],
+    pub from: u64,
+    pub to: u64,
+}
+
+/// Work that shall run once for its name.
+#[derive(Clone, Debug)]
+pub struct Run {
+    pub key: usize,
+    pub token: u64,
+    /// The times before the call, and at the beginning of the work.
+    pub asked: u64,
+    pub began: u64,
+    /// The work has failed, and may run again.
+    pub has_failed: bool,
+}
+
+/// The record of a run, which was there at a moment between two times.
+#[derive(Clone, Debug)]
+pub struct RunRecord {
+    pub key: usize,
+    pub token: u64,
+    /// Otherwise it is that of a start.
+    pub is_done: bool,
+    pub from: u64,
+    pub to: u64,
+}
+
+/// A state of the election that an observer saw. The observer began at the time `observer`.
+#[derive(Clone, Debug)]
+pub struct Observation {
+    pub who: Who,
+    pub observer: u64,
+    pub at: u64,
+    pub state: Observed,
 }
 
 /// A moment, within bounds, at which Redis lost one grant or all of them because of a fault or of `force_unlock`.
@@ -81,7 +143,9 @@ pub struct Excuse {
 
 impl Excuse {
     pub fn is_for_key(&self, wanted: usize) -> bool {
-        self.key.is_none_or(|key| key == wanted)
+        let lost_values = !self.is_forced && self.grant.is_none();
+        self.key
+            .is_none_or(|key| key == wanted || lost_values && key == key_of_slot(wanted))
     }
 
     /// Whether the grant of `hold` may be the one that Redis lost.
@@ -102,6 +166,11 @@ pub struct History {
     pub holds: Vec<Hold>,
     pub calls: Vec<Call>,
     pub writes: Vec<Write>,
+    pub transfers: Vec<Transfer>,
+    pub runs: Vec<Run>,
+    pub run_records: Vec<RunRecord>,
+    /// In the order of each observer.
+    pub observations: Vec<Observation>,
     pub excuses: Vec<Excuse>,
     pub wrong: Vec<(u64, Who, String)>,
     pub began: BTreeMap<Operation, u64>,
@@ -117,7 +186,10 @@ const NANOS_PER_MILLI: u64 = 1_000_000;
 struct State {
     call: Option<Call>,
     asked: u64,
-    hold: Option<Hold>,
+    /// The keys of the set that the next call locks.
+    set: Vec<usize>,
+    /// The current hold: several of a set.
+    holds: Vec<Hold>,
 }
 
 impl History {
@@ -129,7 +201,7 @@ impl History {
             history.add(record, state);
         }
         for state in states.into_values() {
-            history.holds.extend(state.hold);
+            history.holds.extend(state.holds);
             history.calls.extend(state.call);
         }
         for fault in faults {
@@ -155,8 +227,26 @@ impl History {
     /// Gives all holds of one grant the longest of their ttls, and the lease id that one of their threads has seen. A
     /// lock may be handed off, and these holds share a key in Redis.
     pub fn share_grants(&mut self) {
+        let mut leases: BTreeMap<(usize, &str), (u64, u64)> = BTreeMap::new();
+        let shares = self.holds.iter().filter(|hold| hold.share != Share::Alone);
+        for hold in shares {
+            let lease = hold.lease.as_deref().unwrap_or_default();
+            let (ttl, since) = leases.entry((hold.key, lease)).or_insert((0, u64::MAX));
+            (*ttl, *since) = (hold.ttl.max(*ttl), hold.asked.min(*since));
+        }
+        let of_shares = |hold: &Hold| {
+            let lease = hold.lease.as_deref().unwrap_or_default();
+            leases.get(&(hold.key, lease)).copied()
+        };
+        let of_shares: Vec<Option<(u64, u64)>> = self.holds.iter().map(of_shares).collect();
+        for (hold, found) in self.holds.iter_mut().zip(of_shares) {
+            if let (true, Some((ttl, since))) = (hold.share != Share::Alone, found) {
+                (hold.ttl, hold.since) = (ttl, since);
+            }
+        }
         let mut grants: BTreeMap<(usize, u64), (u64, Option<String>)> = BTreeMap::new();
-        for hold in &self.holds {
+        let is_alone = |hold: &&Hold| hold.share == Share::Alone;
+        for hold in self.holds.iter().filter(is_alone) {
             let (ttl, lease) = grants.entry((hold.key, hold.micros())).or_default();
             *ttl = hold.ttl.max(*ttl);
             if lease.is_none() {
@@ -164,7 +254,9 @@ impl History {
             }
         }
         for hold in &mut self.holds {
-            (hold.ttl, hold.lease) = grants[&(hold.key, hold.micros())].clone();
+            if hold.share == Share::Alone {
+                (hold.ttl, hold.lease) = grants[&(hold.key, hold.micros())].clone();
+            }
         }
     }
 
@@ -183,11 +275,13 @@ impl History {
                     who,
                     doing: *doing,
                     key: *key,
+                    set: std::mem::take(&mut state.set),
                     from: at,
                     allowed: allowed.map(|millis| millis * NANOS_PER_MILLI),
                     returned: None,
                 });
             }
+            What::Wants { keys } => state.set.clone_from(keys),
             What::Returned { since, outcome } => {
                 if let Some(call) = &mut state.call {
                     call.from = *since;
@@ -197,16 +291,19 @@ impl History {
             }
             What::Held(grant) => {
                 let hold = held(at, who, state.asked, grant);
-                self.holds.extend(state.hold.replace(hold));
+                self.holds.append(&mut state.holds);
+                state.holds.push(hold);
             }
-            What::Lost { reason } => {
+            What::HeldToo(grant) => state.holds.push(held(at, who, state.asked, grant)),
+            What::Lost { reason, key } => {
                 *self.losses.entry(reason.clone()).or_default() += 1;
-                if let Some(hold) = &mut state.hold {
+                let is_lost = |hold: &&mut Hold| key.is_none_or(|key| key == hold.key);
+                for hold in state.holds.iter_mut().filter(is_lost) {
                     hold.reported.get_or_insert_with(|| (at, reason.clone()));
                 }
             }
             What::Identified { lease } => {
-                if let Some(hold) = &mut state.hold {
+                for hold in &mut state.holds {
                     hold.lease = Some(lease.clone());
                 }
             }
@@ -223,9 +320,47 @@ impl History {
                 from: *since,
                 to: at,
             }),
+            What::Transferred { before, since } => self.transfers.push(Transfer {
+                before: *before,
+                from: *since,
+                to: at,
+            }),
+            What::RunBegan { key, token, since } => self.runs.push(Run {
+                key: *key,
+                token: *token,
+                asked: *since,
+                began: at,
+                has_failed: false,
+            }),
+            What::RunFailed { key } => {
+                let token = state.holds.last().map(|hold| hold.token);
+                let mut runs = self.runs.iter_mut();
+                let failed = runs.rfind(|run| run.key == *key && Some(run.token) == token);
+                if let Some(run) = failed {
+                    run.has_failed = true;
+                }
+            }
+            What::RunEnded {
+                key,
+                token,
+                is_done,
+                since,
+            } => self.run_records.push(RunRecord {
+                key: *key,
+                token: *token,
+                is_done: *is_done,
+                from: *since,
+                to: at,
+            }),
+            What::Observed { observer, state } => self.observations.push(Observation {
+                who,
+                observer: *observer,
+                at,
+                state: *state,
+            }),
             What::Wrong(text) => self.wrong.push((at, who, text.clone())),
             What::Seen { .. } | What::Extended { .. } | What::Releasing => {
-                if let Some(hold) = &mut state.hold {
+                for hold in &mut state.holds {
                     look(hold, at, what);
                 }
             }
@@ -233,19 +368,29 @@ impl History {
     }
 }
 
+/// How long a grant of the key stays taken at least, in ns.
+pub fn min_hold(key: usize) -> u64 {
+    match key == paced_key() {
+        true => MIN_HOLD.as_nanos() as u64,
+        false => 0,
+    }
+}
+
 fn held(at: u64, who: Who, asked: u64, grant: &Grant) -> Hold {
     Hold {
         who,
         key: grant.key,
+        share: grant.share,
         token: grant.token,
         lease: None,
         asked,
         granted: at,
+        since: asked,
         seen: None,
         until: at,
         released: None,
         reported: None,
-        ttl: grant.ttl * NANOS_PER_MILLI,
+        ttl: (grant.ttl * NANOS_PER_MILLI).max(min_hold(grant.key)),
         at_most: grant.at_most.map(|millis| millis * NANOS_PER_MILLI),
     }
 }

@@ -1,18 +1,23 @@
 //! The checks at the end of a round, when all faults have ended: every client ends, every lock can be acquired, and
 //! nothing is left.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use leasehold::Client;
+use leasehold_testbed::terms::Share;
 use leasehold_testbed::{Reply, Server, eventually};
 use rustix::process::Signal;
 
 use crate::checks::Violation;
-use crate::messages::{KEPT_CONNECTIONS, KEYS, LONGEST_TTL, UNCONFIRMED, key_name};
+use crate::messages::{BALANCES, KEPT_CONNECTIONS, KEYS, LONGEST_TTL, UNCONFIRMED, key_name};
+use crate::operations::elections::lead_once;
+use crate::operations::runs::ask_again;
+use crate::operations::sets::{accounts, move_between_accounts};
 use crate::process::Process;
-use crate::records::{Doing, Grant, Outcome, What, Who, Writer, now};
+use crate::records::{Doing, Grant, Outcome, What, Who, Writer, now, read};
 use crate::worker::END;
 
 /// The limit for all waiters to be granted the lock, and for all clients to end.
@@ -110,6 +115,17 @@ pub fn finish(
     for key in take_all(&remaining.url, folder, processes.len())? {
         add(format!("{} cannot be acquired", key_name(key)));
     }
+    for key in ask_for_runs(&remaining.url, folder, processes.len() + 2)? {
+        add(format!("{} has no end", key_name(key)));
+    }
+    let client = Client::builder(&remaining.url)
+        .connect_timeout(SOON)
+        .build()?;
+    lead_once(&client, SOON)?.into_iter().for_each(&mut add);
+    client.shutdown(END)?;
+    if !check_accounts(&remaining.url, folder, processes.len() + 1)? {
+        add("the accounts cannot be acquired together".to_owned());
+    }
     if !eventually(SOON, || ttls().is_ok_and(|left| left.is_empty())) {
         add(format!("keys are left at the end: {:?}", ttls()?));
     }
@@ -128,13 +144,17 @@ fn connections(server: &Server) -> anyhow::Result<Vec<String>> {
     Ok(of_clients.map(str::to_owned).collect())
 }
 
-/// All keys except fence counters and fenced values, with their ttls.
+/// All keys except fence counters, fenced values and balances, with their ttls.
 fn ttls(server: &Server) -> anyhow::Result<Vec<(String, i64)>> {
-    let Reply::Array(keys) = server.command(&["KEYS", "*"])? else {
-        bail!("KEYS answers with an array");
+    let reply = server.command(&["KEYS", "*"])?;
+    let Reply::Array(keys) = reply else {
+        bail!("KEYS replies {reply}");
     };
     let keys = keys.iter().filter_map(Reply::as_text);
-    let keys = keys.filter(|key| !key.starts_with(FENCE) && !key.starts_with(VALUES));
+    let keys = keys.filter(|key| {
+        let kept = [FENCE, VALUES, BALANCES];
+        !kept.iter().any(|kept| key.starts_with(kept))
+    });
     let mut ttls = Vec::new();
     for key in keys {
         let reply = server.command(&["PTTL", key])?;
@@ -146,6 +166,53 @@ fn ttls(server: &Server) -> anyhow::Result<Vec<(String, i64)>> {
         }
     }
     Ok(ttls)
+}
+
+/// Acquires both accounts with a new client, and records their balances. Returns false if they cannot be acquired.
+fn check_accounts(url: &str, folder: &Path, process: usize) -> anyhow::Result<bool> {
+    let (life, thread) = (0, 0);
+    let who = Who {
+        process,
+        life,
+        thread,
+    };
+    let client = Client::builder(url).connect_timeout(SOON).build()?;
+    let Some(guard) = accounts(&client).try_lock_for(SOON)? else {
+        return Ok(false);
+    };
+    let since = now();
+    let before = move_between_accounts(&guard, 1)?.value;
+    Writer::create(folder, who)?.write(What::Transferred { before, since });
+    drop(guard);
+    client.shutdown(END)?;
+    Ok(true)
+}
+
+/// Asks once more for all runs that began, with a new client, and records the outcomes. Returns those that failed.
+fn ask_for_runs(url: &str, folder: &Path, process: usize) -> anyhow::Result<Vec<usize>> {
+    let (life, thread) = (0, 0);
+    let who = Who {
+        process,
+        life,
+        thread,
+    };
+    let began = read(folder)?.into_iter().filter_map(|record| {
+        let What::RunBegan { key, .. } = record.what else {
+            return None;
+        };
+        Some(key)
+    });
+    let began: BTreeSet<usize> = began.collect();
+    let client = Client::builder(url).connect_timeout(SOON).build()?;
+    let (mut records, mut failed) = (Writer::create(folder, who)?, Vec::new());
+    for key in began {
+        match ask_again(&client, key) {
+            Ok(found) => found.into_iter().for_each(|what| records.write(what)),
+            Err(_) => failed.push(key),
+        }
+    }
+    client.shutdown(END)?;
+    Ok(failed)
 }
 
 /// Acquires each lock once, with a new client; returns the locks for which that failed.
@@ -175,6 +242,7 @@ fn take_all(url: &str, folder: &Path, process: usize) -> anyhow::Result<Vec<usiz
         records.write(What::Held(Grant {
             key,
             token: guard.fencing_token(),
+            share: Share::Alone,
             ttl: 30_000,
             at_most: None,
         }));

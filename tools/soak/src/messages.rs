@@ -6,6 +6,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::random::Random;
+use crate::records::now;
+
 pub const COMMAND_TIMEOUT: Duration = Duration::from_millis(300);
 pub const CONNECT_TIMEOUT: Duration = Duration::from_millis(300);
 /// For how long a `lock()` waits through an outage: for less than many faults last, or for more than any. In the second
@@ -25,7 +28,16 @@ const COLD_KEYS: usize = 60;
 pub const KEPT_CONNECTIONS: usize = 5;
 /// The keys that the usual threads want.
 pub const DRAWN_KEYS: usize = HOT_KEYS + COLD_KEYS;
-pub const KEYS: usize = DRAWN_KEYS + 2;
+pub const KEYS: usize = DRAWN_KEYS + 9;
+/// A new name of a run begins after this time, in ns.
+const RUN_PERIOD: u64 = 400_000_000;
+/// The beginning of the keys with the balances of the accounts.
+pub const BALANCES: &str = "balance:";
+/// The permits under [`permits_key`] and [`paced_key`].
+pub const PERMITS: u32 = 5;
+pub const PACED: u32 = 3;
+/// For how long each permit under [`paced_key`] stays taken from its grant on.
+pub const MIN_HOLD: Duration = Duration::from_millis(300);
 /// The ttl in a race, longer than any wait.
 pub const RACE_TTL: Duration = Duration::from_secs(60);
 
@@ -48,14 +60,90 @@ pub const fn race_key() -> usize {
     DRAWN_KEYS + 1
 }
 
+/// The key of readers and writers.
+pub const fn rw_key() -> usize {
+    DRAWN_KEYS + 2
+}
+
+/// The key of permits, and sometimes of a mutex.
+pub const fn permits_key() -> usize {
+    DRAWN_KEYS + 3
+}
+
+/// The key of permits with a shortest hold.
+pub const fn paced_key() -> usize {
+    DRAWN_KEYS + 4
+}
+
+/// The keys of two accounts, which are locked together. They have one slot.
+pub const fn account_keys() -> [usize; 2] {
+    [DRAWN_KEYS + 5, DRAWN_KEYS + 6]
+}
+
+/// The key of the election.
+pub const fn election_key() -> usize {
+    DRAWN_KEYS + 7
+}
+
+/// The key that stands for those of all runs, which are greater than [`KEYS`]. They have its slot.
+pub const fn runs_key() -> usize {
+    DRAWN_KEYS + 8
+}
+
+/// The key of the runs whose time is now.
+pub fn present_run() -> usize {
+    KEYS + (now() / RUN_PERIOD) as usize
+}
+
+/// Whether the work of this run runs at most once, and not at least once.
+pub const fn is_at_most_once(key: usize) -> bool {
+    key.is_multiple_of(2)
+}
+
+/// The key whose slot the key has, among the first ones.
+pub fn key_of_slot(key: usize) -> usize {
+    key.min(runs_key())
+}
+
+/// Whether leases may share the key.
+pub const fn is_shared(key: usize) -> bool {
+    key >= rw_key() && key <= paced_key()
+}
+
+/// A key that is held most of the time.
+pub fn busy_key(random: &mut Random) -> usize {
+    let drawn = random.below(HOT_KEYS + KEYS - rw_key());
+    match drawn.checked_sub(HOT_KEYS) {
+        None => drawn,
+        Some(shared) => rw_key() + shared,
+    }
+}
+
 pub fn key_name(key: usize) -> String {
     let kind = match key {
+        key if key == rw_key() => "rw",
+        key if key == permits_key() => "permits",
+        key if key == paced_key() => "paced",
         key if key == contended_key() => "contended",
         key if key == race_key() => "race",
+        key if key >= runs_key() => "{run}",
+        key if key == election_key() => "election",
+        key if account_keys().contains(&key) => "{account}",
         key if is_hot(key) => "hot",
         _ => "cold",
     };
     format!("{kind}-{key}")
+}
+
+/// The lock that this name belongs to: see [`key_name`].
+pub fn key_of(name: &str) -> Option<usize> {
+    let (_, number) = name.rsplit_once('-')?;
+    number.parse().ok()
+}
+
+/// The key in Redis with the balance of an account.
+pub fn balance_name(account: usize) -> String {
+    format!("{BALANCES}{}", key_name(account))
 }
 
 /// The name of the lock's key in Redis.

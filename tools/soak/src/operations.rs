@@ -2,7 +2,11 @@
 //! call and what after it.
 
 mod contention;
+pub mod elections;
 pub mod race;
+pub mod runs;
+pub mod sets;
+mod shares;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,20 +15,22 @@ use std::time::Duration;
 
 use crossbeam_channel::bounded;
 use leasehold::{Client, Error, ErrorKind, HolderId, LossReason, Mutex, MutexGuard, Released};
+use leasehold_testbed::terms::Share;
 
-use crate::messages::{DRAWN_KEYS, LONG_OUTAGE, hot_keys, key_name};
+use crate::messages::{DRAWN_KEYS, LONG_OUTAGE, election_key, hot_keys, key_name, key_of};
 use crate::random::Random;
 use crate::records::{Doing, Grant, Operation, Outcome, What, Writer, now};
 use crate::tickets;
 use crate::value::{GrantId, lease_of};
 use crate::worker::{END, Shared};
+use shares::Held;
 
 /// How long after the guard itself a signal may report the loss. The thread waits for this time twice: a process that
 /// was stopped finds its time-out passed when it is resumed.
 const SIGNAL: Duration = Duration::from_secs(10);
 
 /// How often each operation is drawn.
-const OPERATIONS: [(usize, Operation); 18] = [
+const OPERATIONS: [(usize, Operation); 27] = [
     (24, Operation::WithLock),
     (24, Operation::LockDrop),
     (16, Operation::LockUnlock),
@@ -43,6 +49,15 @@ const OPERATIONS: [(usize, Operation); 18] = [
     (6, Operation::Stay),
     (16, Operation::Write),
     (1, Operation::Reopen),
+    (32, Operation::Reader),
+    (8, Operation::Writer),
+    (32, Operation::Permits),
+    (8, Operation::Paced),
+    (1, Operation::ForceShare),
+    (16, Operation::Set),
+    (32, Operation::Once),
+    (24, Operation::Campaign),
+    (24, Operation::Transfer),
 ];
 
 /// The options of a lock.
@@ -119,6 +134,14 @@ impl<'a> Thread<'a> {
             Operation::Stay => self.lock(&mutex, key, Self::stay_long),
             Operation::Write => self.lock(&mutex, key, Self::write),
             Operation::Reopen => self.reopen(),
+            Operation::Reader
+            | Operation::Writer
+            | Operation::Permits
+            | Operation::Paced
+            | Operation::ForceShare => self.operate_on_shares(operation, client),
+            Operation::Campaign => self.campaign(client),
+            Operation::Once => self.run_once(client),
+            Operation::Set | Operation::Transfer => self.operate_on_sets(operation, client),
             Operation::Contend | Operation::Race => unreachable!("it is never drawn"),
         }
     }
@@ -149,13 +172,8 @@ impl<'a> Thread<'a> {
             Outcome::Failed(format!("{:?}", error.kind()))
         });
         self.records.write_at(at, What::Returned { since, outcome });
-        if let Some(reason) = error.and_then(Error::loss_reason) {
-            self.records.write_at(
-                at,
-                What::Lost {
-                    reason: name(reason),
-                },
-            );
+        if let Some(lost) = error.and_then(lost) {
+            self.records.write_at(at, lost);
         }
     }
 
@@ -167,7 +185,7 @@ impl<'a> Thread<'a> {
         work: impl FnOnce() -> Result<Option<G>, Error>,
     ) -> Option<G> {
         let taken = self.call(doing, Some(key), allowed, work);
-        if doing == Doing::Lock
+        if allowed.is_none()
             && self.shared.assignment.outage >= LONG_OUTAGE
             && let Err(error) = &taken
             && error.is_unavailable()
@@ -213,6 +231,7 @@ impl<'a> Thread<'a> {
         let grant = Grant {
             key,
             token: guard.fencing_token(),
+            share: Share::Alone,
             ttl: millis(ttl),
             at_most: terms.at_most.map(millis),
         };
@@ -241,7 +260,7 @@ impl<'a> Thread<'a> {
     }
 
     /// Records the state of the guard; returns whether it is still held.
-    fn look(&mut self, guard: &MutexGuard) -> bool {
+    fn look(&mut self, guard: &impl Held) -> bool {
         let at = now();
         let left = guard.remaining();
         if !left.is_zero() {
@@ -251,10 +270,9 @@ impl<'a> Thread<'a> {
         }
         let checked = guard.check();
         let at = now();
-        match checked.as_ref().err().and_then(Error::loss_reason) {
-            Some(reason) => {
-                let reason = name(reason);
-                self.records.write_at(at, What::Lost { reason });
+        match checked.as_ref().err().and_then(lost) {
+            Some(lost) => {
+                self.records.write_at(at, lost);
                 if !guard.is_lost() || !guard.remaining().is_zero() {
                     self.wrong(format!("a lost lock is held again: {guard:?}"));
                 }
@@ -267,7 +285,7 @@ impl<'a> Thread<'a> {
     }
 
     /// Checks the guard a few times, as a worker would.
-    fn stay(&mut self, guard: &MutexGuard) {
+    fn stay(&mut self, guard: &impl Held) {
         let looks = self.random.below(3);
         for _ in 0..looks {
             let pause = if self.random.one_in(40) {
@@ -295,7 +313,7 @@ impl<'a> Thread<'a> {
     }
 
     /// Waits until the guard's signal comes, as it must.
-    fn stay_until_lost(&mut self, guard: &MutexGuard) {
+    fn stay_until_lost(&mut self, guard: &impl Held) {
         let signal = guard.lost_signal();
         let mut is_signalled = false;
         while self.look(guard) {
@@ -315,7 +333,7 @@ impl<'a> Thread<'a> {
         self.records.write(What::Wrong(what));
     }
 
-    fn drop_guard(&mut self, guard: MutexGuard, key: usize) {
+    fn drop_guard<G: Held>(&mut self, guard: G, key: usize) {
         self.stay(&guard);
         self.release(guard, key);
     }
@@ -329,12 +347,12 @@ impl<'a> Thread<'a> {
         });
     }
 
-    fn unlock(&mut self, guard: MutexGuard, key: usize) {
+    fn unlock<G: Held>(&mut self, guard: G, key: usize) {
         self.stay(&guard);
         self.unlock_now(guard, key);
     }
 
-    fn unlock_now(&mut self, guard: MutexGuard, key: usize) {
+    fn unlock_now<G: Held>(&mut self, guard: G, key: usize) {
         self.records.write(What::Releasing);
         let (allowed, mut wrong) = (Some(Duration::ZERO), None);
         let _ = self.call(Doing::Unlock, Some(key), allowed, || match guard.unlock() {
@@ -466,14 +484,14 @@ impl<'a> Thread<'a> {
         self.held(&outer, key, Terms::default());
         match mutex.try_lock() {
             Ok(Some(inner)) if inner.fencing_token() == outer.fencing_token() => {
-                self.stay(&inner);
+                self.stay(&*inner);
             }
             Err(error) if error.is_lease_lost() => {}
             other => self.wrong(format!(
                 "a repeated lock() returned {other:?}, not {outer:?}"
             )),
         }
-        self.look(&outer);
+        self.look(&*outer);
         self.release(outer, key);
     }
 
@@ -484,15 +502,19 @@ impl<'a> Thread<'a> {
         let allowed = Some(Duration::ZERO);
         let ticket = self.call(Doing::HandOver, Some(key), allowed, || guard.into_ticket());
         if let Ok(ticket) = ticket {
-            let ticket = tickets::Ticket {
-                key,
-                token,
-                ttl: self.shared.ttl,
-                text: ticket,
-            };
-            let left = tickets::leave(&self.shared.assignment.folder, &ticket);
-            left.expect("tickets can be written to the temporary folder");
+            self.leave_ticket(key, token, ticket);
         }
+    }
+
+    fn leave_ticket(&self, key: usize, token: u64, text: String) {
+        let ticket = tickets::Ticket {
+            key,
+            token,
+            ttl: self.shared.ttl,
+            text,
+        };
+        let left = tickets::leave(&self.shared.assignment.folder, &ticket);
+        left.expect("tickets can be written to the temporary folder");
     }
 
     fn adopt(&mut self, client: &Client) {
@@ -501,6 +523,9 @@ impl<'a> Thread<'a> {
             return;
         };
         let key = ticket.key;
+        if key == election_key() {
+            return self.adopt_term(client, &ticket);
+        }
         let adopt = || client.adopt(&ticket.text).map(Some);
         let outage = Some(self.shared.assignment.outage);
         let Some(guard) = self.take(Doing::Adopt, key, outage, adopt) else {
@@ -580,6 +605,13 @@ impl<'a> Thread<'a> {
             let _ = self.call(Doing::Shutdown, None, Some(END), || old.shutdown(END));
         }
     }
+}
+
+/// The record of the loss that the error reports.
+fn lost(error: &Error) -> Option<What> {
+    let reason = name(error.loss_reason()?);
+    let key = error.key().and_then(key_of);
+    Some(What::Lost { reason, key })
 }
 
 /// The variant's name, without its fields.

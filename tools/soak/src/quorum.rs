@@ -3,6 +3,8 @@
 //! quarantine of nodes that lost their data. In some rounds, one client reaches no more than a majority, and one node
 //! of that majority is faulty: there, each vote counts. The clocks of the nodes step within the bounds.
 //!
+//! One hold in four is that of a set of two locks.
+//!
 //! The resource that a lock protects is a fenced value on a server of its own, which has no faults. Holders read and
 //! write it, and other processes read it.
 //!
@@ -21,7 +23,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context as _, bail, ensure};
 use comfy_table::Table;
 use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded, unbounded};
-use leasehold::{Client, Error, ErrorKind, FencedValue, Mutex};
+use leasehold::{Client, Error, ErrorKind, FencedValue, Mutex, MutexGuard, MutexesGuard, Released};
 use leasehold_testbed::child::{self, say};
 use leasehold_testbed::{OwnClock, Process, Proxy, Reply, Server, eventually};
 use leasehold_tools::stop::Stop;
@@ -759,12 +761,21 @@ fn work(assignment: Assignment, orders: Receiver<Order>) -> anyhow::Result<()> {
         if random.one_in(4) {
             worker.read(random.below(KEYS))?;
         }
-        worker.hold(random.below(KEYS), time, &orders)?;
+        let key = random.below(KEYS);
+        match random.one_in(4) {
+            true => worker.hold_set(
+                [key, (key + 1 + random.below(KEYS - 1)) % KEYS],
+                time,
+                &orders,
+            )?,
+            false => worker.hold_one(key, time, &orders)?,
+        }
         thread::sleep(random.millis(0, 5));
     }
     for key in 0..KEYS {
-        worker.hold(key, Duration::ZERO, &orders)?;
+        worker.hold_one(key, Duration::ZERO, &orders)?;
     }
+    worker.hold_set([0, KEYS - 1], Duration::ZERO, &orders)?;
     worker.shut_down()?;
     say(&Message::Finished)?;
     // The parent ends this process.
@@ -810,6 +821,41 @@ struct Worker {
     /// A lock that no other process uses.
     own: Mutex,
     values: Vec<FencedValue>,
+    cancelled: Receiver<()>,
+}
+
+/// A held lock, or a set of held locks.
+enum Guard {
+    One(MutexGuard),
+    Set(MutexesGuard),
+}
+
+impl Guard {
+    fn token(&self, key: usize) -> u64 {
+        match self {
+            Self::One(guard) => guard.fencing_token(),
+            Self::Set(set) => set.token(&name(key)).expect("the set has this key"),
+        }
+    }
+
+    fn is_valid(&self) -> bool {
+        match self {
+            Self::One(guard) => !guard.is_lost() && guard.remaining() > Duration::ZERO,
+            Self::Set(set) => !set.is_lost() && set.remaining() > Duration::ZERO,
+        }
+    }
+
+    fn unlock(self) -> Result<Released, Error> {
+        match self {
+            Self::One(guard) => guard.unlock(),
+            Self::Set(set) => set.unlock(),
+        }
+    }
+}
+
+/// The name of a lock.
+fn name(key: usize) -> String {
+    format!("k{key}")
 }
 
 impl Worker {
@@ -818,7 +864,7 @@ impl Worker {
         let of_values = Client::builder(&*assignment.values).build_lazy()?;
         let value = |key| of_values.fenced_value(format!("v{key}"));
         let mutex = |key| {
-            let mutex = client.mutex(format!("k{key}"));
+            let mutex = client.mutex(name(key));
             mutex.cancelled_by(cancelled.clone())
         };
         Ok(Self {
@@ -826,6 +872,7 @@ impl Worker {
             mutexes: (0..KEYS).map(mutex).collect(),
             own: mutex(KEYS + assignment.process as usize),
             values: (0..KEYS).map(value).collect(),
+            cancelled: cancelled.clone(),
             client,
         })
     }
@@ -867,23 +914,59 @@ impl Worker {
         Ok(())
     }
 
-    /// Holds a lock for `time`, unless the lease is lost before, or an order comes.
-    fn hold(&self, key: usize, time: Duration, orders: &Receiver<Order>) -> anyhow::Result<()> {
-        let guard = match self.mutexes[key].lock() {
+    fn hold_one(&self, key: usize, time: Duration, orders: &Receiver<Order>) -> anyhow::Result<()> {
+        self.hold(
+            self.mutexes[key].lock().map(Guard::One),
+            &[key],
+            time,
+            orders,
+        )
+    }
+
+    fn hold_set(
+        &self,
+        keys: [usize; 2],
+        time: Duration,
+        orders: &Receiver<Order>,
+    ) -> anyhow::Result<()> {
+        let set = self.client.mutexes(keys.map(name));
+        let set = set.cancelled_by(self.cancelled.clone());
+        self.hold(set.lock().map(Guard::Set), &keys, time, orders)
+    }
+
+    /// Holds the locks of `keys` for `time`, unless a lease is lost before, or an order comes.
+    fn hold(
+        &self,
+        locked: Result<Guard, Error>,
+        keys: &[usize],
+        time: Duration,
+        orders: &Receiver<Order>,
+    ) -> anyhow::Result<()> {
+        let guard = match locked {
             Ok(guard) => guard,
             Err(error) if error.kind() == ErrorKind::Cancelled => return Ok(()),
             Err(error) => return self.failed(&error),
         };
-        let token = guard.fencing_token();
-        // The last time at which the lease was valid.
+        let tokens: Vec<u64> = keys.iter().map(|key| guard.token(*key)).collect();
+        let write = |number| -> anyhow::Result<()> {
+            let mut versions = keys.iter().zip(&tokens);
+            versions.try_for_each(|(key, token)| {
+                let version = Version {
+                    token: *token,
+                    number,
+                };
+                self.access(*key, Some(version))
+            })
+        };
+        // The last time at which all leases were valid.
         let valid = || {
             let at = now();
-            (!guard.is_lost() && guard.remaining() > Duration::ZERO).then_some(at)
+            guard.is_valid().then_some(at)
         };
         let from = valid();
         let mut to = from;
-        self.read(key)?;
-        self.access(key, Some(Version { token, number: 1 }))?;
+        keys.iter().try_for_each(|key| self.read(*key))?;
+        write(1)?;
         let until = Instant::now() + time;
         let is_lost = loop {
             match valid() {
@@ -896,7 +979,7 @@ impl Worker {
             }
             thread::sleep(left.min(LOOK));
         };
-        self.access(key, Some(Version { token, number: 2 }))?;
+        write(2)?;
         to = valid().or(to);
         match guard.unlock() {
             Err(error) if !error.is_lease_lost() && !error.is_unavailable() => {
@@ -907,20 +990,23 @@ impl Worker {
         if is_lost {
             // A late write, as after a long pause.
             thread::sleep(5 * LOOK);
-            self.access(key, Some(Version { token, number: 3 }))?;
+            write(3)?;
         }
         let Some((from, to)) = from.zip(to) else {
-            // The lease was not seen to be valid.
+            // The leases were not seen to be valid.
             return Ok(());
         };
-        say(&Message::Held(Hold {
-            process: self.process,
-            key,
-            token,
-            from,
-            to,
-            is_lost,
-        }))
+        let mut holds = keys.iter().zip(tokens);
+        holds.try_for_each(|(key, token)| {
+            say(&Message::Held(Hold {
+                process: self.process,
+                key: *key,
+                token,
+                from,
+                to,
+                is_lost,
+            }))
+        })
     }
 }
 

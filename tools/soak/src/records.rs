@@ -6,6 +6,7 @@ use std::io::Write as _;
 use std::path::Path;
 
 use anyhow::Context as _;
+use leasehold_testbed::terms::Share;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
@@ -43,6 +44,21 @@ pub enum Operation {
     /// A fenced value is written under the lock, and sometimes again after the release.
     Write,
     Reopen,
+    /// A reader, a writer, permits, and permits with a shortest hold.
+    Reader,
+    Writer,
+    Permits,
+    Paced,
+    /// The share of some holder is taken away.
+    ForceShare,
+    /// Several keys are locked together.
+    Set,
+    /// A term of the election.
+    Campaign,
+    /// Work is run that shall run once for its name.
+    Once,
+    /// Two accounts are locked together, and an amount moves between them.
+    Transfer,
     /// The work of one of many clients that want one key.
     Contend,
     /// The work of a thread of a race.
@@ -56,6 +72,9 @@ pub enum Doing {
     TryLock,
     TryLockFor,
     CancelledLock,
+    LockSet,
+    TryLockSet,
+    CancelledSet,
     Unlock,
     Drop,
     Extend,
@@ -63,8 +82,18 @@ pub enum Doing {
     HandOver,
     Adopt,
     ForceUnlock,
+    /// Of a reader, or the downgrade of a writer.
+    Upgrade,
     /// Of a fenced value.
     Write,
+    Campaign,
+    Proclaim,
+    /// The call of a run until it begins, or finds a record.
+    Run,
+    /// The rest of the call, when the work has returned.
+    EndRun,
+    /// A transaction between two accounts.
+    Transfer,
     Shutdown,
     /// The last handle of a client is dropped.
     Close,
@@ -82,10 +111,20 @@ pub enum Outcome {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grant {
     pub key: usize,
+    /// 0 for permits, which have none.
     pub token: u64,
+    pub share: Share,
     pub ttl: u64,
     /// The longest time for which the lock may be held.
     pub at_most: Option<u64>,
+}
+
+/// The state of an election.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Observed {
+    Leader { token: u64 },
+    Vacant,
+    Unknown,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -97,6 +136,10 @@ pub enum What {
         key: Option<usize>,
         allowed: Option<u64>,
     },
+    /// Written before the call that locks this set.
+    Wants {
+        keys: Vec<usize>,
+    },
     /// Written after a call, which began at `since`. (That is later than the record before the call, since writing a
     /// record takes time.)
     Returned {
@@ -105,6 +148,8 @@ pub enum What {
     },
     /// Written after the call that granted the lock.
     Held(Grant),
+    /// Written after `Held`: a further key of the same set.
+    HeldToo(Grant),
     /// The lease id of the lock, as Redis shows it.
     Identified {
         lease: String,
@@ -117,9 +162,10 @@ pub enum What {
     Extended {
         ttl: u64,
     },
-    /// Written after the guard reported its loss.
+    /// Written after the guard reported its loss. If it has several keys, it names the lost one.
     Lost {
         reason: String,
+        key: Option<usize>,
     },
     /// The time is from before the release.
     Releasing,
@@ -134,6 +180,34 @@ pub enum What {
         key: usize,
         token: u64,
         since: u64,
+    },
+    /// After a transfer between the accounts, which was called at `since` and committed: the balances before it.
+    Transferred {
+        before: [i64; 2],
+        since: u64,
+    },
+    /// Written when the work of a run begins. The call began at `since`.
+    RunBegan {
+        key: usize,
+        token: u64,
+        since: u64,
+    },
+    /// Written before the work of a run fails, so that it may run again.
+    RunFailed {
+        key: usize,
+    },
+    /// After a call that began at `since`, and ran the work or found the record of the run with this token.
+    RunEnded {
+        key: usize,
+        token: u64,
+        /// Otherwise, the work was interrupted.
+        is_done: bool,
+        since: u64,
+    },
+    /// After a state of the election came. The observer began at the time `observer`.
+    Observed {
+        observer: u64,
+        state: Observed,
     },
     /// A violation that the thread itself saw.
     Wrong(String),

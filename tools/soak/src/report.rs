@@ -10,7 +10,7 @@ use leasehold_tools::table::plain;
 use crate::checks::{Explained, Violation, overrun};
 use crate::faults::{Effect, Fault};
 use crate::history::{History, Hold, Stops};
-use crate::messages::race_key;
+use crate::messages::{election_key, race_key};
 use crate::records::{Doing, Outcome, Record, Who};
 
 /// Violations that are shown in full.
@@ -30,6 +30,10 @@ pub struct Totals {
     losses: BTreeMap<String, u64>,
     calls: BTreeMap<Doing, Calls>,
     explained: Explained,
+    transfers: u64,
+    runs: u64,
+    terms: u64,
+    observations: u64,
     races: Races,
     /// The longest time from the moment when Redis lost a grant until its holder knew of the loss.
     worst_delay: Duration,
@@ -82,6 +86,16 @@ impl Totals {
         self.explained.lost += explained.lost;
         self.explained.longest = self.explained.longest.max(explained.longest);
         self.explained.writes += explained.writes;
+        self.explained.transfers += explained.transfers;
+        self.explained.runs += explained.runs;
+        self.runs += history.runs.len() as u64;
+        let terms = history
+            .holds
+            .iter()
+            .filter(|hold| hold.key == election_key());
+        self.terms += terms.count() as u64;
+        self.observations += history.observations.len() as u64;
+        self.transfers += history.transfers.len() as u64;
         self.rounds += 1;
         self.grants += history.holds.len() as u64;
         for (operation, count) in &history.began {
@@ -134,11 +148,15 @@ impl Totals {
             lost,
             longest,
             writes,
+            transfers,
+            runs,
         } = self.explained;
         let _ = writeln!(
             text,
             "two holders at a time: {forced} by force_unlock, {lost} by a loss of data in Redis, for {longest:.1?} at \
-             most\nstale writes after a loss of data: {writes}"
+             most\nstale writes after a loss of data: {writes}\ntransfers: {}, and {transfers} again after a loss of data\nruns: {}, and {runs} wrong \
+             ones after a loss of data\nterms: {}, and {} states that observers saw",
+            self.transfers, self.runs, self.terms, self.observations
         );
         let Races {
             grants,

@@ -19,7 +19,9 @@ use crate::faults::{
 };
 use crate::inject::Defect;
 use crate::leaks::{self, Remaining};
-use crate::messages::{KEYS, SHORT_OUTAGE, hot_keys, key_in_redis};
+use crate::messages::{
+    KEYS, SHORT_OUTAGE, busy_key, is_shared, key_in_redis, present_run, runs_key,
+};
 use crate::process::Process;
 use crate::random::Random;
 use crate::recorded::{Events, LONGEST_ROUND, Recorded, SHORTEST_ROUND, save, unless_stopped};
@@ -373,14 +375,25 @@ impl Faults {
         Ok(Lasts::NoTime(effect))
     }
 
-    /// Deletes a key, mostly a hot one, since hot keys are locked most of the time. GETDEL also returns whose lock it
+    /// Deletes a key, mostly a busy one, which is locked most of the time. GETDEL also returns whose lock it
     /// was.
     fn delete_some_key(&mut self, server: &Server) -> anyhow::Result<Effect> {
         let key = if self.random.one_in(4) {
             self.random.below(KEYS)
         } else {
-            self.random.below(hot_keys())
+            busy_key(&mut self.random)
         };
+        // That of a run which may be running.
+        let key = match key == runs_key() {
+            true => present_run(),
+            false => key,
+        };
+        if is_shared(key) {
+            // All shares of the key are lost.
+            server.command(&["DEL", &key_in_redis(key)])?;
+            let (key, grant) = (Some(key), None);
+            return Ok(Effect::Loses { key, grant });
+        }
         let found = server.command(&["GETDEL", &key_in_redis(key)])?;
         let Reply::Text(value) = found else {
             return Ok(Effect::None);

@@ -14,17 +14,20 @@ pub struct GrantId {
     /// The lease id, which all hand-offs of the grant share. An adoption has its own. If a fail-over loses the end of a
     /// wait, Redis may grant the lock to the same lease once more, and no caller gets that grant.
     pub lease: String,
-    /// The µs of the grant. `None` if plain commands have granted the lock: the value has zeros then.
+    /// The µs of the grant. `None` if plain commands have granted the lock: the value has zeros then. `None` also of a
+    /// share, whose lease id is always known.
     pub micros: Option<u64>,
 }
 
 impl GrantId {
-    /// Reads a value; returns `None` unless a lock has it.
+    /// Reads a value, or a member of a shared key; returns `None` unless a lock has it.
     pub fn parse(value: &str) -> Option<Self> {
         let mut words = value.strip_prefix("lh1 ")?.split(' ');
         let lease = words.next()?.to_owned();
-        let micros: u64 = words.next()?.parse().ok()?;
-        let micros = (micros > 0).then_some(micros);
+        let micros = match words.next()? {
+            "r" | "p" => None,
+            micros => Some(micros.parse::<u64>().ok()?).filter(|micros| *micros > 0),
+        };
         Some(Self { lease, micros })
     }
 
@@ -75,6 +78,7 @@ mod tests {
         };
         assert_eq!(read("1795263780943818"), Some(1_795_263_780_943_818));
         assert_eq!(read("0000000000000000"), None);
+        assert_eq!(read("p 1 3 5"), None);
         for foreign in ["", "lh1 ", "lh1 a", "lh1 a b c", "another 1 2"] {
             assert_eq!(GrantId::parse(foreign), None, "{foreign:?}");
         }

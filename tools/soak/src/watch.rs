@@ -15,14 +15,22 @@ use crate::value::GrantId;
 const PAUSE: Duration = Duration::from_millis(100);
 /// How long a node may take to reply to a look; a stopped one does not.
 const LOOK_LIMIT: Duration = Duration::from_millis(200);
-/// The lock's keys of a master, with their values and ttls. A key of a slot that the node does not serve is left out.
+/// The lock's keys of a master, with their values and ttls. A key of a slot that the node does not serve is left out. The
+/// values of a shared key are its members that have not ended; the key outlives them by a second.
 const LOOK: &str = "
-    local found = {}
+    local found, time = {}, redis.call('TIME')
+    local now = time[1] .. string.format('%03d', math.floor(time[2] / 1000))
     for _, key in ipairs(redis.call('KEYS', 'leasehold:*')) do
         if not string.find(key, '~', 1, true) then
             local value, ttl = redis.pcall('GET', key), redis.pcall('PTTL', key)
             if type(value) == 'string' and type(ttl) == 'number' then
                 found[#found + 1] = {key, value, ttl}
+            elseif type(value) == 'table' and string.find(value.err or '', 'WRONGTYPE', 1, true) then
+                -- Time passes for PTTL while the script runs, so a share may have ended meanwhile.
+                if ttl >= 0 then ttl = math.max(ttl - 1000, 0) end
+                for _, member in ipairs(redis.call('ZRANGE', key, now, 'inf', 'BYSCORE')) do
+                    found[#found + 1] = {key, member, ttl}
+                end
             end
         end
     end

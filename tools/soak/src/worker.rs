@@ -40,17 +40,22 @@ fn work(assignment: Assignment, orders: Receiver<Order>) -> anyhow::Result<()> {
         let threads: Vec<_> = (0..shared.assignment.threads)
             .map(|number| shared.thread(number))
             .collect::<anyhow::Result<_>>()?;
-        let running: Vec<_> = threads
+        let observer = shared.thread(shared.next_thread.fetch_add(1, Ordering::Relaxed))?;
+        let mut running: Vec<_> = threads
             .into_iter()
             .map(|thread| scope.spawn(|| thread.run()))
             .collect();
+        running.push(scope.spawn(|| observer.observe()));
         // Also after an error: the end of the scope waits for these threads.
         let ending = SetOnDrop(&shared.is_ending);
         say(&Message::Ready)?;
         let mut race = Vec::new();
         loop {
             match orders.recv()? {
-                Order::Finish => break,
+                Order::Finish => {
+                    shared.is_finishing.store(true, Ordering::Relaxed);
+                    break;
+                }
                 Order::Hold { count } => {
                     let count = shared.hold_many(count)?;
                     say(&Message::Holding { count })?;
@@ -138,6 +143,8 @@ pub struct Shared {
     /// The current client, `Some` until the end.
     client: Mutex<(Option<Client>, Random)>,
     is_ending: AtomicBool,
+    /// The parent has ordered the end: there are no faults any more.
+    is_finishing: AtomicBool,
     /// The number of the next thread.
     next_thread: AtomicUsize,
     /// The last `Mass` that was ordered.
@@ -161,6 +168,7 @@ impl Shared {
             assignment,
             client: Mutex::new((Some(client), random)),
             is_ending: AtomicBool::new(false),
+            is_finishing: AtomicBool::new(false),
             leaky: OnceLock::new(),
         })
     }
@@ -227,6 +235,10 @@ impl Shared {
             }
         }
         Ok(())
+    }
+
+    pub fn is_finishing(&self) -> bool {
+        self.is_finishing.load(Ordering::Relaxed)
     }
 
     pub fn is_ending(&self) -> bool {

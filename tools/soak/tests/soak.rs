@@ -3,6 +3,28 @@
 //! A soak without `--seed` draws another seed each time. A failed test shows the seed in the output of the soak.
 
 use std::process::{Command, Output};
+use std::sync::{Condvar, Mutex};
+
+/// How many soaks run at a time. Each has servers, processes and dozens of threads of its own, and needs CPU time to
+/// reach what its test looks for.
+const AT_A_TIME: usize = 4;
+
+static RUNNING: Mutex<usize> = Mutex::new(0);
+static ENDED: Condvar = Condvar::new();
+
+/// Runs a soak to its end, after some others if [`AT_A_TIME`] run already.
+fn run(soak: &mut Command) -> Output {
+    const HEALTHY: &str = "no test panics while it counts";
+    let running = RUNNING.lock().expect(HEALTHY);
+    let is_full = |running: &mut usize| *running >= AT_A_TIME;
+    let mut running = ENDED.wait_while(running, is_full).expect(HEALTHY);
+    *running += 1;
+    drop(running);
+    let output = soak.output();
+    *RUNNING.lock().expect(HEALTHY) -= 1;
+    ENDED.notify_one();
+    output.expect("this program can be started")
+}
 
 fn soak(arguments: &[&str]) -> Output {
     soak_for("0.05", arguments)
@@ -11,8 +33,7 @@ fn soak(arguments: &[&str]) -> Output {
 fn soak_for(minutes: &str, arguments: &[&str]) -> Output {
     let mut soak = Command::new(env!("CARGO_BIN_EXE_leasehold-soak"));
     soak.args(["--no-install", "--minutes", minutes]);
-    let output = soak.args(arguments).output();
-    output.expect("this program can be started")
+    run(soak.args(arguments))
 }
 
 #[track_caller]
@@ -87,8 +108,7 @@ fn a_clean_soak_of_a_cluster_holds_under_all_faults() {
 fn a_clean_soak_of_a_quorum_counts_its_grants() {
     let mut soak = Command::new(env!("CARGO_BIN_EXE_leasehold-soak"));
     let soak = soak.args(["--no-install", "--quorum", "--rounds", "4"]);
-    let output = soak.output();
-    let output = output.expect("this program can be started");
+    let output = run(soak);
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{output:?}");
     assert!(
@@ -191,6 +211,11 @@ fn two_holders_are_found_in_process_records() {
 }
 
 #[test]
+fn a_permit_too_many_is_found_in_process_records() {
+    assert_finds("permit", "holders at the same time");
+}
+
+#[test]
 fn a_falling_token_is_found_in_process_records() {
     assert_finds("token", "a later request got a smaller token");
 }
@@ -203,4 +228,39 @@ fn an_accepted_stale_write_is_found_in_process_records() {
 #[test]
 fn a_hanging_call_is_found_in_process_records() {
     assert_finds("hang", "a call never ended");
+}
+
+#[test]
+fn two_holders_of_a_key_of_a_set_are_found() {
+    assert_finds("set", "two holders at the same time");
+}
+
+#[test]
+fn an_amount_that_gets_lost_between_accounts_is_found() {
+    assert_finds("sum", "the sum of the accounts has changed");
+}
+
+#[test]
+fn an_overwritten_transfer_is_found() {
+    assert_finds("transfer", "two transfers read the same balances");
+}
+
+#[test]
+fn a_second_run_of_work_is_found() {
+    assert_finds("run", "work ran more than once");
+}
+
+#[test]
+fn an_older_record_of_a_run_is_found() {
+    assert_finds("record", "an older record of a run came back");
+}
+
+#[test]
+fn a_second_leader_is_found() {
+    assert_finds("leader", "two holders at the same time");
+}
+
+#[test]
+fn an_observer_that_goes_back_is_found() {
+    assert_finds("observer", "the token of a leader fell for an observer");
 }
