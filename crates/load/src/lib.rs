@@ -7,6 +7,7 @@ mod fair_queue;
 mod machine;
 mod messages;
 mod raw;
+mod raw_share;
 mod serve;
 mod server_stats;
 mod turns;
@@ -20,6 +21,7 @@ pub use machine::{
 };
 pub use messages::{Assignment, Keys, Pace, Round, Tally, Way};
 pub use raw::{PipedRaw, Raw};
+pub use raw_share::{RawShare, Share};
 pub use serve::{RunRound, serve, sum, threads};
 pub use server_stats::ServerStats;
 pub use turns::{Turns, serve_turns};

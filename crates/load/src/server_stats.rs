@@ -8,6 +8,9 @@ use leasehold_testbed::Server;
 
 use crate::machine::{field, info, server_cpu};
 
+/// The commands that call a script.
+const SCRIPT_CALLS: [&str; 3] = ["eval", "evalsha", "fcall"];
+
 /// The counts since the server started, or since an earlier reading.
 #[derive(Clone, Debug, Default)]
 pub struct ServerStats {
@@ -22,6 +25,8 @@ pub struct ServerStats {
     pub sent: u64,
     /// CPU time of the server.
     pub cpu: Duration,
+    /// The time that scripts took. It includes the time in which the server waited for a core.
+    pub in_scripts: Duration,
     /// Clients that are connected now.
     pub connections: u64,
 }
@@ -45,7 +50,14 @@ impl ServerStats {
             let calls = count.split(',').next()?.parse().ok()?;
             Some((name.to_owned(), calls))
         };
+        let micros = |line: &str| {
+            let (name, counts) = line.strip_prefix("cmdstat_")?.split_once(':')?;
+            let (_, micros) = counts.split_once("usec=")?;
+            let micros = micros.split(',').next()?.parse::<u64>().ok()?;
+            SCRIPT_CALLS.contains(&name).then_some(micros)
+        };
         Ok(Self {
+            in_scripts: Duration::from_micros(info.lines().filter_map(micros).sum()),
             calls: info.lines().filter_map(calls).collect(),
             reads: number("total_reads_processed")?,
             received: number("total_net_input_bytes")?,
@@ -67,6 +79,7 @@ impl ServerStats {
             received: self.received - before.received,
             sent: self.sent - before.sent,
             cpu: self.cpu.saturating_sub(before.cpu),
+            in_scripts: self.in_scripts.saturating_sub(before.in_scripts),
             connections: self.connections,
         }
     }
@@ -78,8 +91,7 @@ impl ServerStats {
 
     /// Calls of scripts.
     pub fn scripts(&self) -> u64 {
-        let names = ["eval", "evalsha", "fcall"];
-        let calls = names.into_iter().filter_map(|name| self.calls.get(name));
+        let calls = SCRIPT_CALLS.iter().filter_map(|name| self.calls.get(*name));
         calls.sum()
     }
 
@@ -112,6 +124,7 @@ mod tests {
         assert_eq!((stats.received, stats.sent), (100, 20));
         assert_eq!(stats.reads, 7);
         assert_eq!(stats.cpu, Duration::from_millis(1750));
+        assert_eq!(stats.in_scripts, Duration::from_micros(2));
         Ok(())
     }
 

@@ -8,12 +8,14 @@ use anyhow::Context as _;
 
 use crate::goals::{self, Judged};
 use crate::run::{Effort, Outcome, PACE, ROOM};
+use crate::shares;
 use crate::{plot, table};
 
 pub struct Document {
     pub machine: String,
     pub effort: Effort,
     pub results: Vec<Outcome>,
+    pub shares: Vec<shares::report::Outcome>,
     pub goals: Vec<Judged>,
 }
 
@@ -26,8 +28,13 @@ impl Document {
         let failed = || format!("cannot write the report into {}", folder.display());
         fs::create_dir_all(folder).with_context(failed)?;
         fs::write(folder.join("README.md"), self.page()).with_context(failed)?;
-        let ratios = plot::ratios(&self.results)?;
-        fs::write(folder.join("ratios.svg"), ratios).with_context(failed)?;
+        if !self.results.is_empty() {
+            let ratios = plot::ratios(&self.results)?;
+            fs::write(folder.join("ratios.svg"), ratios).with_context(failed)?;
+        }
+        for (file, plot) in shares::plots(&self.shares)? {
+            fs::write(folder.join(file), plot).with_context(failed)?;
+        }
         for result in &self.results {
             let file = folder.join(format!("{}.svg", result.name));
             fs::write(file, plot::waits(result)?).with_context(failed)?;
@@ -36,17 +43,32 @@ impl Document {
     }
 
     fn page(&self) -> String {
-        let mut page = format!("# Locks under load\n\n{}\n\n", self.method());
+        let mut page = match self.results.is_empty() {
+            true => format!("# Locks under load\n\n{}.\n\n", self.machine),
+            false => format!("# Locks under load\n\n{}\n\n", self.method()),
+        };
         if !self.goals.is_empty() {
             let goals = goals::markdown(&self.goals);
             let _ = write!(page, "## Goals\n\n{GOALS}\n\n{goals}\n");
         }
-        page += "![Pairs per second, to those of the raw commands](ratios.svg)\n";
+        if !self.results.is_empty() {
+            page += "![Pairs per second, to those of the raw commands](ratios.svg)\n";
+        }
         for result in &self.results {
             let (name, title) = (&result.name, &result.title);
             let _ = write!(page, "\n## {name}\n\n{title}.\n\n");
             page += &table::markdown(result);
             let _ = write!(page, "\n![How long locks were waited for]({name}.svg)\n");
+        }
+        if !self.shares.is_empty() {
+            let _ = write!(page, "\n# Shared locks\n\n{}\n", shares::report::METHOD);
+            for (file, _) in shares::plots(&self.shares).unwrap_or_default() {
+                let _ = write!(page, "\n![Shared locks: {file}]({file})\n");
+            }
+        }
+        for result in &self.shares {
+            let _ = write!(page, "\n## {}\n\n{}.\n\n", result.name, result.title);
+            page += &shares::report::markdown(result);
         }
         page
     }
@@ -58,6 +80,7 @@ impl Document {
             contended_window,
             paced_rounds,
             paced_window,
+            ..
         } = self.effort;
         let paced = match paced_rounds {
             0 => String::new(),

@@ -2,16 +2,14 @@
 //! the same rounds, a ratio of one way beside busy loops to the same way without them, or a number of connections.
 //! Measures nothing.
 
-use comfy_table::Table;
 use leasehold_load::{Keys, Way};
-use leasehold_tools::table::plain;
 use serde::Serialize;
 
 use crate::cases::{CASES, Form, RSLOCK, way_name};
 use crate::row::Row;
 use crate::run::Outcome;
 use crate::statistics::{Spread, compare};
-use crate::table::{in_markdown, written};
+use crate::table::{in_markdown, in_terminal, written};
 
 const HEADER: [&str; 7] = [
     "case",
@@ -297,12 +295,7 @@ impl Judged {
 }
 
 pub fn terminal(goals: &[Judged]) -> String {
-    let mut table = Table::new();
-    table.set_header(HEADER);
-    for goal in goals {
-        table.add_row(goal.cells());
-    }
-    plain(table, 2)
+    in_terminal(&HEADER, 2, goals.iter().map(Judged::cells))
 }
 
 pub fn markdown(goals: &[Judged]) -> String {

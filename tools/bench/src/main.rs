@@ -13,6 +13,7 @@ mod process_group;
 mod programs;
 mod row;
 mod run;
+mod shares;
 mod statistics;
 mod table;
 
@@ -52,7 +53,7 @@ struct Options {
     /// Measure only what the project's goals compare, for about five minutes
     #[arg(long)]
     goals: bool,
-    /// Leave out rslock and redlock, and the time to build them
+    /// Leave out rslock, redlock and Redisson, and the time to build them
     #[arg(long)]
     no_peers: bool,
     /// Write the report into docs/performance/ too, in a folder with today's date
@@ -66,24 +67,32 @@ struct Options {
     /// A process of the command, which gets its job on its standard input
     #[arg(long, hide = true)]
     process: bool,
+    /// The same for a lock that threads share
+    #[arg(long, hide = true)]
+    share_process: bool,
 }
 
 impl Options {
-    /// The cases to run.
-    fn cases(&self) -> anyhow::Result<Vec<&'static Case>> {
+    /// The cases to run: those of exclusive locks, and those of shared locks.
+    fn cases(&self) -> anyhow::Result<(Vec<&'static Case>, Vec<shares::cases::Case>)> {
         let named = |case: &&Case| {
             let is_named = self.cases.iter().any(|part| case.is_named(part));
             let is_needed = !self.goals || goals::need(case.name, Form::Quiet, Way::Raw);
             (self.cases.is_empty() || is_named) && is_needed
         };
         let chosen: Vec<_> = CASES.iter().filter(named).collect();
-        let all: Vec<_> = CASES.iter().map(|case| case.name).collect();
-        ensure!(
-            !chosen.is_empty(),
-            "no such case; the cases are {}",
-            all.join(", ")
-        );
-        Ok(chosen)
+        let mut shared = shares::cases::all();
+        let all = CASES.iter().map(|case| case.name);
+        let all: Vec<_> = all.chain(shared.iter().map(|case| &*case.name)).collect();
+        let all = all.join(", ");
+        // No goal compares shared locks.
+        shared.retain(|case| {
+            let is_named = self.cases.iter().any(|part| case.name.contains(part));
+            (self.cases.is_empty() || is_named) && !self.goals
+        });
+        let has_some = !chosen.is_empty() || !shared.is_empty();
+        ensure!(has_some, "no such case; the cases are {all}");
+        Ok((chosen, shared))
     }
 
     /// The ways of a case that there are programs for, and that the goals compare if only these are asked for.
@@ -119,21 +128,29 @@ fn main() -> ExitCode {
     if options.process {
         return load::main();
     }
+    if options.share_process {
+        return shares::load::main();
+    }
     leasehold_tools::run(|stop| bench(&options, stop))
 }
 
 fn bench(options: &Options, stop: &Stop) -> anyhow::Result<()> {
-    let cases = options.cases()?;
+    let (cases, shared) = options.cases()?;
     let programs = if options.as_built {
         Programs::as_built()?
     } else {
-        Programs::optimized(!options.no_peers, stop)?
+        let with_peers = !options.no_peers;
+        Programs::optimized(
+            with_peers && !cases.is_empty(),
+            with_peers && !shared.is_empty(),
+            stop,
+        )?
     };
     options.provision.redis()?;
     let effort = options.effort();
     let plan = |case| options.plan(case, &programs);
     let plans: Vec<_> = cases.into_iter().map(plan).collect();
-    let progress = bar(&plans, &effort)?;
+    let progress = bar(&plans, shared.len(), &effort)?;
     let mut results = Vec::new();
     let mut machine = String::new();
     for plan in &plans {
@@ -151,6 +168,21 @@ fn bench(options: &Options, stop: &Stop) -> anyhow::Result<()> {
             results.push(result);
         }
     }
+    let mut shares = Vec::new();
+    for case in &shared {
+        progress.set_message(case.name.clone());
+        let result = shares::case(case, &programs, &effort, &progress, stop)?;
+        machine.clone_from(&result.machine);
+        progress.suspend(|| {
+            if options.json {
+                result.rows.iter().try_for_each(print_json)
+            } else {
+                println!("\n{}", shares::report::terminal(&result));
+                Ok(())
+            }
+        })?;
+        shares.push(result);
+    }
     progress.finish_and_clear();
     let judged = goals::judge(&results);
     if options.json {
@@ -162,6 +194,7 @@ fn bench(options: &Options, stop: &Stop) -> anyhow::Result<()> {
         machine,
         effort,
         results,
+        shares,
         goals: judged,
     };
     let mut folders = vec![target_folder()?.join("bench")];
@@ -190,7 +223,8 @@ fn print_json(object: &impl Serialize) -> anyhow::Result<()> {
 }
 
 /// The progress of all rounds of all cases.
-fn bar(plans: &[Plan], effort: &Effort) -> anyhow::Result<ProgressBar> {
+fn bar(plans: &[Plan], shared: usize, effort: &Effort) -> anyhow::Result<ProgressBar> {
+    let shared = shared * effort.share_rounds;
     let rounds: usize = plans
         .iter()
         .map(|plan| {
@@ -198,7 +232,10 @@ fn bar(plans: &[Plan], effort: &Effort) -> anyhow::Result<ProgressBar> {
             quiet + plan.busy.len() * effort.rounds
         })
         .sum();
-    let progress = progress::bar(rounds as u64, "{pos}/{len} {msg} (about {eta} left)")?;
+    let progress = progress::bar(
+        (rounds + shared) as u64,
+        "{pos}/{len} {msg} (about {eta} left)",
+    )?;
     progress.enable_steady_tick(Duration::from_millis(500));
     Ok(progress)
 }

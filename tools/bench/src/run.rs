@@ -31,6 +31,10 @@ pub struct Effort {
     pub contended_window: Duration,
     pub paced_rounds: usize,
     pub paced_window: Duration,
+    /// Rounds of each case of shared locks.
+    pub share_rounds: usize,
+    /// The least length of such a round.
+    pub share_window: Duration,
 }
 
 impl Effort {
@@ -41,6 +45,8 @@ impl Effort {
             contended_window: Duration::from_secs(1),
             paced_rounds: 3,
             paced_window: Duration::from_secs(1),
+            share_rounds: 3,
+            share_window: Duration::from_secs(2),
         }
     }
 
@@ -51,6 +57,8 @@ impl Effort {
             contended_window: Duration::from_millis(100),
             paced_rounds: 1,
             paced_window: Duration::from_millis(100),
+            share_rounds: 1,
+            share_window: Duration::from_millis(100),
         }
     }
 
@@ -63,6 +71,8 @@ impl Effort {
             contended_window: Duration::from_millis(300),
             paced_rounds: 0,
             paced_window: Duration::ZERO,
+            share_rounds: 0,
+            share_window: Duration::ZERO,
         }
     }
 

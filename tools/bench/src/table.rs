@@ -23,19 +23,27 @@ const HEADER: [&str; 13] = [
 ];
 
 pub fn terminal(outcome: &Outcome) -> String {
-    let mut table = Table::new();
-    table.set_header(HEADER);
-    for row in &outcome.rows {
-        table.add_row(cells(row));
-    }
-    format!("{}: {}\n{}", outcome.name, outcome.title, plain(table, 1))
+    let table = in_terminal(&HEADER, 1, outcome.rows.iter().map(cells));
+    format!("{}: {}\n{table}", outcome.name, outcome.title)
 }
 
 pub fn markdown(outcome: &Outcome) -> String {
     in_markdown(&HEADER, 1, outcome.rows.iter().map(cells))
 }
 
-/// A table in Markdown. The first `names` columns are text, and the others are figures.
+/// A table for the terminal. The first `names` columns are text, and the others are figures.
+pub fn in_terminal<const N: usize>(
+    header: &[&str; N],
+    names: usize,
+    rows: impl Iterator<Item = [String; N]>,
+) -> String {
+    let mut table = Table::new();
+    table.set_header(header);
+    table.add_rows(rows);
+    plain(table, names)
+}
+
+/// The same table in Markdown.
 pub fn in_markdown<const N: usize>(
     header: &[&str; N],
     names: usize,

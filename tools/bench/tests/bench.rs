@@ -152,3 +152,36 @@ fn a_load_process_ends_with_its_input() {
     let _ = process.kill();
     assert!(has_ended, "it goes on without its parent");
 }
+
+#[test]
+fn shared_locks_have_rows_of_their_own() {
+    let rows = rows(&["rw-95-1ms", "rw-beside-10", "semaphore-of-one"]);
+    let names: Vec<_> = rows.iter().filter_map(|row| row["name"].as_str()).collect();
+    // `rw-beside-10` is the start of two other names.
+    let both = ["raw", "leasehold"];
+    let of = |case: &str, ways: &[&str]| -> Vec<String> {
+        ways.iter().map(|way| format!("{case}/{way}")).collect()
+    };
+    let wanted = [
+        of("rw-95-1ms", &both),
+        of("rw-beside-10", &both),
+        of("rw-beside-100", &both),
+        of("rw-beside-1000", &both),
+        of("semaphore-of-one", &["mutex", "leasehold", "raw"]),
+    ];
+    assert_eq!(names, wanted.concat());
+    for row in &rows {
+        assert!(figure(row, "grants_per_second") >= 0.0, "{row}");
+        assert!(figure(row, "server_cpu_per_grant") > 0.0, "{row}");
+    }
+    for beside in ["rw-beside-10", "rw-beside-1000"] {
+        let row = row(&rows, &format!("{beside}/leasehold"));
+        // An acquire and a release. Readers that follow one another may share a grant.
+        assert!(figure(row, "requests_per_grant") <= 2.2, "{row}");
+        assert!(row["second_wait"].is_null(), "{row}");
+    }
+    let mixed = row(&rows, "rw-95-1ms/leasehold");
+    assert!(mixed["longest_to_fair"].is_null(), "{mixed}");
+    let one = row(&rows, "semaphore-of-one/leasehold");
+    assert!(figure(one, "longest_to_fair") > 0.0, "{one}");
+}

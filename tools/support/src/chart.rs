@@ -20,6 +20,9 @@ const LEGEND: u32 = 130;
 /// The width for the labels of the axis, with the margins.
 const BESIDE: u32 = 84;
 const LINE_HEIGHT: i32 = 20;
+/// The width of a place in a chart of lines, in which its name is readable, and the least width of all places.
+const PLACE: u32 = 70;
+const NARROWEST: u32 = 360;
 /// The share of a place's width that its bars take.
 const FILLED: f64 = 0.8;
 /// The most marks on an axis that are readable.
@@ -61,7 +64,8 @@ impl Chart<'_> {
             range: -0.2..last + 0.2,
             marks: places,
         };
-        self.drawn(360, across, &axis, |plot| {
+        let width = (PLACE * self.places.len() as u32).max(NARROWEST);
+        self.drawn(width, across, &axis, |plot| {
             for series in &self.series {
                 let places = (0..).map(f64::from).zip(&series.figures);
                 let points = places.filter_map(|(place, figure)| Some((place, axis.at(*figure)?)));
