@@ -1,5 +1,5 @@
 //! The steps of docs/migration.md: two versions of a service run side by side, and plain commands stand for the old
-//! library.
+//! library. `cargo xtask interop` runs the real libraries.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

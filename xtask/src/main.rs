@@ -43,6 +43,9 @@ enum Task {
     /// Measure locks under load: leasehold beside raw commands and other crates
     #[command(disable_help_flag = true)]
     Bench(Arguments),
+    /// Run leasehold beside the locks of other libraries, on the same keys
+    #[command(disable_help_flag = true)]
+    Interop(Arguments),
     /// Build and test the package with the lowest and the highest redis, and check it with the oldest Rust
     Package,
     /// Check that each link in the API docs leads to a page that exists
@@ -62,6 +65,7 @@ fn main() -> ExitCode {
         Task::Market(options) => become_tool("leasehold-market", &options),
         Task::Soak(options) => become_tool("leasehold-soak", &options),
         Task::Bench(options) => become_tool("leasehold-bench", &options),
+        Task::Interop(options) => become_tool("leasehold-interop", &options),
         Task::Fuzz(options) => run(|stop| fuzz::run(&options, stop)),
         Task::Test(options) => run(|stop| test::run(&options, stop)),
         Task::Package => run(package::run),

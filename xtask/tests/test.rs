@@ -100,7 +100,7 @@ fn refused_dependencies_and_advisories_fail_the_test() {
 #[test]
 fn a_tool_gets_its_arguments_and_gives_its_exit_code() {
     let home = TempDir::new().expect("there is room");
-    for tool in ["bench", "demo", "market", "soak"] {
+    for tool in ["bench", "demo", "interop", "market", "soak"] {
         let arguments = [tool, "--help", "case", "--minutes", "-1"];
         let (output, asked) = run_command(&arguments, "exit 7", home.path());
         assert_eq!(output.status.code(), Some(7), "{output:?}");
