@@ -27,7 +27,8 @@
 /// Makes a module from a page. If a link is defined twice, the first definition counts. So links between pages lead to
 /// modules in the API docs, and to files on a code host.
 macro_rules! page {
-    ($name:ident, $file:literal) => {
+    ($name:ident, $file:literal $(, $links:literal)?) => {
+        $(#[doc = include_str!($links)])?
         #[doc = "[choosing a ttl]: choosing_a_ttl"]
         #[doc = "[failures]: failures"]
         #[doc = "[guarantees]: guarantees"]
@@ -68,7 +69,7 @@ page!(performance, "../docs/performance.md");
 page!(market, "../docs/market.md");
 page!(testing, "../docs/testing.md");
 page!(tokio, "../docs/tokio.md");
-page!(cli, "../docs/cli.md");
+page!(cli, "../docs/cli.md", "../docs/pictures/links.txt");
 page!(conformance, "../docs/conformance.md");
 page!(other_libraries, "../docs/other_libraries.md");
 page!(coming_from, "../docs/coming_from.md");

@@ -43,6 +43,9 @@ enum Task {
     /// Measure locks under load: leasehold beside raw commands and other crates
     #[command(disable_help_flag = true)]
     Bench(Arguments),
+    /// Draw the pictures of the program `leasehold` in docs/ (needs tmux)
+    #[command(disable_help_flag = true)]
+    Pictures(Arguments),
     /// Run leasehold beside the locks of other libraries, on the same keys
     #[command(disable_help_flag = true)]
     Interop(Arguments),
@@ -65,6 +68,7 @@ fn main() -> ExitCode {
         Task::Market(options) => become_tool("leasehold-market", &options),
         Task::Soak(options) => become_tool("leasehold-soak", &options),
         Task::Bench(options) => become_tool("leasehold-bench", &options),
+        Task::Pictures(options) => become_tool("leasehold-pictures", &options),
         Task::Interop(options) => become_tool("leasehold-interop", &options),
         Task::Fuzz(options) => run(|stop| fuzz::run(&options, stop)),
         Task::Test(options) => run(|stop| test::run(&options, stop)),

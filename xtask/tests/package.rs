@@ -68,6 +68,8 @@ fn the_package_contains_what_users_need() {
     .into();
     for (folder, end) in [
         ("docs", ".md"),
+        ("docs/pictures", ".svg"),
+        ("docs/pictures", ".txt"),
         ("examples", ".md"),
         ("examples", ".rs"),
         ("lua", ".lua"),
