@@ -23,6 +23,10 @@ pub struct Options {
     /// them. They are downloaded into the target folder, not installed
     #[arg(long, value_name = "SERVER,..", value_delimiter = ',')]
     servers: Vec<Choice>,
+    /// The time limit for each step, in seconds. A test that hangs fails the step. On two cores, all steps together
+    /// take half of the default
+    #[arg(long, value_name = "SECONDS", default_value_t = 2_400)]
+    step_limit: u64,
     #[command(flatten)]
     provision: Provision,
 }
@@ -180,6 +184,7 @@ pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
     let mut session = Session {
         server: None,
         stop,
+        step_limit: Duration::from_secs(options.step_limit),
         times: Vec::new(),
     };
     if !options.servers.is_empty() {
@@ -220,6 +225,7 @@ fn has_advisories() -> bool {
 struct Session<'a> {
     server: Option<PathBuf>,
     stop: &'a Stop,
+    step_limit: Duration,
     times: Vec<(String, Duration)>,
 }
 
@@ -236,8 +242,14 @@ impl Session<'_> {
         command.args(check.arguments);
         command.envs(check.environment.iter().copied());
         let start = Instant::now();
-        let status = run_to_end(&mut command, self.stop)?;
+        let status = run_within(self.step_limit, &mut command, self.stop)?;
         let took = start.elapsed();
+        let Some(status) = status else {
+            bail!(
+                "the step `{name}` did not end within {took:.1?}: {line} (a test that hangs \
+                 \"has been running for over 60 seconds\" above, and has no result)"
+            );
+        };
         if !status.success() {
             bail!("the step `{name}` failed ({status}) after {took:.1?}: {line}");
         }

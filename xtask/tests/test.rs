@@ -52,6 +52,18 @@ fn checks_of(asked: &str) -> Vec<&str> {
 }
 
 #[test]
+fn a_step_that_hangs_fails() {
+    let home = TempDir::new().expect("there is room");
+    let arguments = ["test", "--no-install", "--step-limit", "1"];
+    let script = "case \"$1 $2\" in 'clippy --locked') exec sleep 1000;; esac";
+    let (output, asked) = run_command(&arguments, script, home.path());
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success(), "{said}");
+    assert!(said.contains("`clippy` did not end within"), "{said}");
+    assert!(!asked.contains("test --locked"), "{asked}");
+}
+
+#[test]
 fn without_cargo_deny_the_other_checks_run() {
     let home = TempDir::new().expect("there is room");
     let (output, asked) = run_with("case \"$1\" in deny) exit 1;; esac", home.path());
