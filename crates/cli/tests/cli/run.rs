@@ -340,37 +340,6 @@ fn i7_standard_input_passes() {
     assert_eq!(running.code(), 0);
 }
 
-/// The command reads from a terminal, and Ctrl-C ends it. The script that has started `leasehold` gets the signal, too.
-#[test]
-#[cfg(target_os = "linux")]
-fn i7_the_command_gets_the_terminal() {
-    let server = server();
-    let program = env!("CARGO_BIN_EXE_leasehold");
-    let script = format!(
-        "trap 'echo interrupted' INT; \
-         {program} run k -- sh -c 'echo ready; read x; echo \"got $x\"; exec sleep 1000'; echo code $?"
-    );
-    let mut terminal = Running::start(
-        std::process::Command::new("script")
-            .args(["-qec", &format!("sh -c {}", quoted(&script)), "/dev/null"])
-            .env("LEASEHOLD_URL", server.url())
-            .stdin(Stdio::piped()),
-    );
-    let mut stdin = terminal.child.stdin.take().expect("it is piped");
-    let mut wait_for = |expected: &str| while !terminal.line().ends_with(expected) {};
-    wait_for("ready");
-    stdin.write_all(b"word\n").expect("it reads");
-    wait_for("got word");
-    stdin.write_all(b"\x03").expect("it reads");
-    wait_for("interrupted");
-    wait_for("code 130");
-}
-
-#[cfg(target_os = "linux")]
-fn quoted(text: &str) -> String {
-    format!("'{}'", text.replace('\'', r"'\''"))
-}
-
 #[test]
 fn a_once_runs_once() {
     let server = server();

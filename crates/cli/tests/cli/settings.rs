@@ -137,8 +137,8 @@ fn several_addresses_are_a_quorum() {
     let mut command = program();
     command
         .arg("run")
-        .env("LEASEHOLD_MAX_TTL", "200ms")
-        .args(["--ttl", "200ms"]);
+        .env("LEASEHOLD_MAX_TTL", "2s")
+        .args(["--ttl", "2s"]);
     for server in &servers {
         command.args(["--url", &server.url()]);
     }

@@ -1,14 +1,16 @@
 //! Starts the program, and watches the processes that it starts.
 
 use std::fs;
-use std::io::{BufRead as _, BufReader};
+use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Once};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use leasehold::Client;
+use leasehold::crossbeam_channel::{Receiver, RecvTimeoutError, unbounded};
 use leasehold_testbed::{Server, eventually};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT};
@@ -17,6 +19,8 @@ use tempfile::TempDir;
 
 /// The time limit for events that take no time on an idle machine.
 pub const LIMIT: Duration = Duration::from_secs(30);
+/// The value of `LEASEHOLD_CONNECT_TIMEOUT`. On a busy machine, a new server can take longer than the default.
+pub const CONNECT_TIMEOUT: &str = "30s";
 
 /// The program, without settings from the environment of the tests.
 pub fn program() -> Command {
@@ -24,6 +28,7 @@ pub fn program() -> Command {
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("LEASEHOLD_")) {
         command.env_remove(name);
     }
+    command.env("LEASEHOLD_CONNECT_TIMEOUT", CONNECT_TIMEOUT);
     command.stdin(Stdio::null());
     command
 }
@@ -83,7 +88,8 @@ pub fn url_without(server: &Server, command: &str) -> String {
 }
 
 pub fn client(server: &Server) -> Client {
-    Client::open(server.url()).expect("the server runs")
+    let builder = Client::builder(server.url()).connect_timeout(LIMIT);
+    builder.build().expect("the server runs")
 }
 
 /// Whether the lock has a holder.
@@ -91,10 +97,64 @@ pub fn is_locked(client: &Client, key: &str) -> bool {
     client.mutex(key).is_locked().expect("the server runs")
 }
 
+/// The text that a program writes. A thread reads it, so that a wait for a part of it has a limit.
+pub struct Text {
+    parts: Receiver<Vec<u8>>,
+    /// What was read, and not returned yet.
+    rest: Vec<u8>,
+}
+
+impl Text {
+    pub fn of(mut output: impl Read + Send + 'static) -> Self {
+        let (sender, parts) = unbounded();
+        thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(length @ 1..) = output.read(&mut bytes)
+                && sender.send(bytes[..length].to_vec()).is_ok()
+            {}
+        });
+        Self {
+            parts,
+            rest: Vec::new(),
+        }
+    }
+
+    /// Waits until the program has written `expected`. Returns what it has written before.
+    pub fn until(&mut self, expected: &str) -> String {
+        let end = Instant::now() + LIMIT;
+        loop {
+            let text = String::from_utf8_lossy(&self.rest).into_owned();
+            if let Some((before, rest)) = text.split_once(expected) {
+                self.rest = rest.as_bytes().to_vec();
+                return before.to_owned();
+            }
+            match self.parts.recv_deadline(end) {
+                Ok(part) => self.rest.extend(part),
+                Err(RecvTimeoutError::Disconnected) => {
+                    panic!("the program has ended without {expected:?}: {text:?}")
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    panic!("no {expected:?} in {LIMIT:?}: {text:?}\n{}", processes())
+                }
+            }
+        }
+    }
+}
+
+/// All processes, for the message of a test that has waited for one of them in vain.
+fn processes() -> String {
+    let columns = "pid,ppid,pgid,sid,tpgid,stat,wchan:20,args";
+    let list = Command::new("ps").args(["axo", columns]).output();
+    list.map_or_else(
+        |error| format!("ps: {error}"),
+        |list| String::from_utf8_lossy(&list.stdout).into_owned(),
+    )
+}
+
 /// A running program. Its drop kills the program, whose keeper then kills the rest.
 pub struct Running {
     pub child: Child,
-    lines: BufReader<ChildStdout>,
+    output: Text,
 }
 
 impl Running {
@@ -104,16 +164,13 @@ impl Running {
             .stdout(Stdio::piped())
             .spawn()
             .expect("it can be started");
-        let lines = BufReader::new(child.stdout.take().expect("it is piped"));
-        Self { child, lines }
+        let output = Text::of(child.stdout.take().expect("it is piped"));
+        Self { child, output }
     }
 
     /// The next line of standard output, without its end.
     pub fn line(&mut self) -> String {
-        let mut line = String::new();
-        self.lines.read_line(&mut line).expect("it is text");
-        assert!(line.ends_with('\n'), "the program has ended: {line:?}");
-        line.trim_end().to_owned()
+        self.output.until("\n").trim_end().to_owned()
     }
 
     /// The next line: the id of a process of the command.
@@ -129,8 +186,14 @@ impl Running {
 
     /// Waits until the program has ended, and returns its exit code.
     pub fn code(&mut self) -> i32 {
-        let status = self.child.wait().expect("it is a child");
-        status.code().expect("it ends by itself")
+        let mut status = None;
+        let has_ended = eventually(LIMIT, || {
+            status = self.child.try_wait().expect("it is a child");
+            status.is_some()
+        });
+        assert!(has_ended, "the program runs on:\n{}", processes());
+        let code = status.and_then(|status| status.code());
+        code.expect("it ends by itself")
     }
 }
 

@@ -1,12 +1,12 @@
 //! `leasehold watch` and `leasehold run` on a terminal, of which the program `script` is the other end.
 
-use std::io::{Read as _, Write as _};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::io::Write as _;
+use std::process::{Child, ChildStdin, Command, Stdio};
 
 use leasehold_testbed::{Server, eventually};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::support::{LIMIT, client, is_stopped, server};
+use crate::support::{CONNECT_TIMEOUT, LIMIT, Text, client, is_stopped, server};
 
 const OPEN: &str = "\x1b[?1049h";
 const CLOSE: &str = "\x1b[?1049l";
@@ -18,19 +18,21 @@ const SHOW_CURSOR: &str = "\x1b[?25h";
 struct Terminal {
     script: Child,
     keys: ChildStdin,
-    output: ChildStdout,
-    /// The output of the programs on the terminal, from the text for which the test has last waited.
-    text: String,
+    /// What the programs on the terminal write.
+    text: Text,
 }
 
 impl Terminal {
     /// Runs a shell script. The program `leasehold` is `$0`.
     fn start(server: &Server, script: &str) -> Self {
-        let script = format!("{LOOK}{script}").replace('\'', r"'\''");
+        // By default, Ctrl-C and Ctrl-Z also discard the output that this process has not read yet.
+        let script = format!("stty noflsh; {LOOK}{script}").replace('\'', r"'\''");
         let shell = format!("sh -c '{script}' '{}'", env!("CARGO_BIN_EXE_leasehold"));
         let mut script = Command::new("script")
             .args(["-qec", &shell, "/dev/null"])
             .env("LEASEHOLD_URL", server.url())
+            .env("LEASEHOLD_CONNECT_TIMEOUT", CONNECT_TIMEOUT)
+            .env("SHELL", "/bin/sh")
             .env("TERM", "xterm")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -38,27 +40,14 @@ impl Terminal {
             .expect("it can be started");
         Self {
             keys: script.stdin.take().expect("it is piped"),
-            output: script.stdout.take().expect("it is piped"),
+            text: Text::of(script.stdout.take().expect("it is piped")),
             script,
-            text: String::new(),
         }
     }
 
     /// Waits until a program has written this text. Returns what it has written before.
     fn wait_for(&mut self, expected: &str) -> String {
-        loop {
-            if let Some(at) = self.text.find(expected) {
-                let rest = self.text.split_off(at + expected.len());
-                let mut before = std::mem::replace(&mut self.text, rest);
-                before.truncate(at);
-                return before;
-            }
-            let mut bytes = [0; 4096];
-            let length = self.output.read(&mut bytes).expect("it is open");
-            assert!(length > 0, "without {expected:?}: {:?}", self.text);
-            self.text
-                .push_str(&String::from_utf8_lossy(&bytes[..length]));
-        }
+        self.text.until(expected)
     }
 
     /// The next line.
@@ -152,6 +141,22 @@ fn ctrl_z_stops_nested_runs() {
     terminal.press("word\n");
     terminal.wait_for("got word");
     terminal.wait_for("code 0");
+}
+
+/// The command reads from the terminal, and Ctrl-C ends it. The script that has started `leasehold` gets the signal, too.
+#[test]
+fn i7_the_command_gets_the_terminal() {
+    let server = server();
+    let script = "trap 'echo interrupted' INT; \
+                  \"$0\" run k -- sh -c 'echo ready; read x; echo \"got $x\"; exec sleep 1000'; \
+                  echo code $?";
+    let mut terminal = Terminal::start(&server, script);
+    terminal.wait_for("ready");
+    terminal.press("word\n");
+    terminal.wait_for("got word");
+    terminal.press("\x03");
+    terminal.wait_for("interrupted");
+    terminal.wait_for("code 130");
 }
 
 /// Nothing would continue the programs.
