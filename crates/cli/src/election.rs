@@ -15,79 +15,68 @@ use crate::watch::end_signal;
 
 /// A state of an election. docs/cli.md documents the fields.
 #[derive(Serialize)]
-struct State<'a> {
-    state: Kind,
-    key: &'a str,
-    #[serde(flatten)]
-    leader: Option<Leader>,
-}
-
-#[derive(Clone, Copy, Serialize)]
-#[serde(rename_all = "snake_case")]
-enum Kind {
-    Leader,
-    Vacant,
-    Unknown,
-}
-
-#[derive(Serialize)]
-struct Leader {
-    /// Missing until the leader has proclaimed a value. The character U+FFFD replaces bytes that are not UTF-8.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    value: Option<String>,
-    holder: String,
-    /// A string, since JSON parsers round numbers of this size.
-    fencing_token: String,
-    /// Missing if the term has no ttl.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    expires_in_ms: Option<u64>,
+#[serde(tag = "state", rename_all = "snake_case")]
+enum State<'a> {
+    Leader {
+        key: &'a str,
+        /// Missing until the leader has proclaimed a value. The character U+FFFD replaces bytes that are not UTF-8.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        value: Option<String>,
+        holder: String,
+        /// A string, since JSON parsers round numbers of this size.
+        fencing_token: String,
+        /// Missing if the term has no ttl.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        expires_in_ms: Option<u64>,
+    },
+    Vacant {
+        key: &'a str,
+    },
+    Unknown {
+        key: &'a str,
+    },
 }
 
 impl<'a> State<'a> {
     fn new(key: &'a str, state: &LeaderState) -> Self {
-        let (kind, leader) = match state {
+        match state {
             LeaderState::Leader(leader) => {
                 let value = leader.value().map(String::from_utf8_lossy);
-                let leader = Leader {
+                Self::Leader {
+                    key,
                     value: value.map(|value| value.into_owned()),
                     holder: leader.holder().to_string(),
                     fencing_token: leader.fencing_token().to_string(),
                     expires_in_ms: leader.expires_in().map(millis),
-                };
-                (Kind::Leader, Some(leader))
+                }
             }
-            LeaderState::Vacant => (Kind::Vacant, None),
-            LeaderState::Unknown => (Kind::Unknown, None),
-        };
-        Self {
-            state: kind,
-            key,
-            leader,
+            LeaderState::Vacant => Self::Vacant { key },
+            LeaderState::Unknown => Self::Unknown { key },
         }
     }
 }
 
 impl fmt::Display for State<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let key = self.key;
-        match (&self.leader, self.state) {
-            (Some(leader), _) => {
-                let Leader {
-                    holder,
-                    fencing_token,
-                    ..
-                } = leader;
+        match self {
+            Self::Leader {
+                key,
+                value,
+                holder,
+                fencing_token,
+                ..
+            } => {
                 write!(f, "{key} is led by {holder} with token {fencing_token}")?;
-                match &leader.value {
+                match value {
                     // The debug format keeps a value with line breaks on one line.
                     Some(value) => write!(f, ": {value:?}"),
                     None => write!(f, ", without a value so far"),
                 }
             }
-            (None, Kind::Unknown) => {
+            Self::Vacant { key } => write!(f, "{key} has no leader"),
+            Self::Unknown { key } => {
                 write!(f, "{key} may have another leader: Redis does not answer")
             }
-            (None, _) => write!(f, "{key} has no leader"),
         }
     }
 }
@@ -101,7 +90,7 @@ pub fn observe(
     let ended = end_signal()?;
     let client = builder.build()?;
     let election = client.election(&options.name);
-    // An observer does not learn why an election cannot be read, such as a right that is missing.
+    // This call reports a missing right. An observer would only report the state as unknown.
     election.leader()?;
     let states = election.observe()?;
     loop {
