@@ -69,18 +69,21 @@ impl Settings {
             match env::var(name) {
                 Ok(value) => drop(values.insert(name, value)),
                 Err(VarError::NotPresent) => {}
-                // Ignored, it could change the keys, and so what excludes what.
+                // A prefix that is not UTF-8 must not be ignored: the lock would get another key, and exclude nothing.
                 Err(error) => return Err(Failure::usage(format!("{name}: {error}"))),
             }
         }
         if let Some(path) = &connection.config {
             values.extend(read_file(path)?);
         }
-        // Beside another library, the prefix is often empty.
-        let library = values.get("LEASEHOLD_COMPATIBLE_WITH");
-        let is_beside =
-            connection.compatible_with.is_some() || library.is_some_and(|name| !name.is_empty());
-        values.retain(|name, value| !value.is_empty() || *name == "LEASEHOLD_PREFIX" && is_beside);
+        let library = connection.compatible_with.clone().or_else(|| {
+            let library = values.remove("LEASEHOLD_COMPATIBLE_WITH");
+            library.filter(|library| !library.is_empty())
+        });
+        // An empty value counts as unset. But beside another library, the prefix is often empty.
+        values.retain(|name, value| {
+            !value.is_empty() || *name == "LEASEHOLD_PREFIX" && library.is_some()
+        });
         let urls = match connection.url.is_empty() {
             false => connection.url.clone(),
             true => {
@@ -94,8 +97,6 @@ impl Settings {
             ));
         }
         let prefix = connection.prefix.clone();
-        let library = connection.compatible_with.clone();
-        let library = library.or_else(|| values.remove("LEASEHOLD_COMPATIBLE_WITH"));
         let mut settings = Self {
             urls,
             other_library: library.as_deref().map(other_library).transpose()?,
@@ -103,11 +104,10 @@ impl Settings {
             values,
             ttl: TTL,
         };
-        if let Some(ttl) =
-            ttl.map_or_else(|| settings.duration("LEASEHOLD_TTL"), |ttl| Ok(Some(ttl)))?
-        {
-            settings.ttl = ttl;
-        }
+        settings.ttl = match ttl {
+            Some(ttl) => ttl,
+            None => settings.duration("LEASEHOLD_TTL")?.unwrap_or(TTL),
+        };
         Ok(settings)
     }
 
@@ -166,11 +166,10 @@ impl Settings {
     /// The settings of TLS, if one of them is set.
     fn tls(&self) -> Result<Option<TlsConfig>, Failure> {
         let file = |name: &'static str| {
-            let path = self.values.get(name);
             let read = |path: &String| {
                 fs::read(path).map_err(|error| Failure::usage(format!("{name}: {path}: {error}")))
             };
-            path.map(read).transpose()
+            self.values.get(name).map(read).transpose()
         };
         let (ca, name) = (
             file("LEASEHOLD_TLS_CA")?,

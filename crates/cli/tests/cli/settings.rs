@@ -122,6 +122,9 @@ fn a_lock_of_another_library_is_a_conflict() {
         ])
         .args(["-n", "k", "true"]);
     assert_eq!(result(&mut beside).0, 1);
+    // Without a library, both empty values count as unset.
+    beside.env("LEASEHOLD_COMPATIBLE_WITH", "");
+    assert_eq!(result(&mut beside).0, 0);
     set("lock:k");
     assert_eq!(run_beside(&python).0, 1);
     for (library, part) in [("plain-keys", "prefix"), ("redis", "python-redis-lock")] {
