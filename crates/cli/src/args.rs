@@ -26,7 +26,7 @@ pub struct Cli {
     /// Print JSON: an object for each result, on a line of its own
     #[arg(long, global = true, display_order = BEHIND_OWN)]
     pub json: bool,
-    // Last, because the heading of its options holds for all options behind it.
+    // These options come last, since clap would put later options under their heading.
     #[command(flatten)]
     pub connection: Connection,
     #[command(subcommand)]
@@ -120,7 +120,7 @@ pub struct Run {
     /// Let up to N holders in at a time
     #[arg(long, value_name = "N", conflicts_with_all = ["exclusive", "once"])]
     pub permits: Option<u32>,
-    /// Keep the lock taken until this time after its grant, even if the command ends earlier
+    /// Keep the lock taken for this time after its grant, even if the command ends earlier
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub min_hold: Option<Duration>,
     /// Run the command only if no run with this name has succeeded in the last seven days

@@ -126,7 +126,7 @@ impl Lock {
         self.holders.iter().filter_map(|holder| holder.age).max()
     }
 
-    /// How long the lock has been held, as far as Redis or this program knows.
+    /// The time for which Redis or this program knows that the lock has been held.
     pub fn least_age(&self) -> Duration {
         let seen = self.holders.iter().map(|holder| holder.seen_for).max();
         self.age().into_iter().chain(seen).max().unwrap_or_default()
@@ -326,7 +326,7 @@ struct Unlocked {
     taken_from: Vec<String>,
 }
 
-/// The number of readers or permits of a holder; 1 for an exclusive holder.
+/// The permits of a holder. A reader and an exclusive holder count as one.
 fn weight(holder: &HolderInfo) -> u32 {
     match holder.kind() {
         HolderKind::Permits { weight, .. } => weight,
@@ -356,7 +356,7 @@ pub fn unlock(
     let mut taken_from = Vec::new();
     // `RwLock::force_unlock` accepts a holder of any kind.
     let lock = client.rw_lock(key);
-    // The readers or permits that are still to be taken away. Holders that enter meanwhile do not count.
+    // The number of readers or permits that are still to be taken away. Holders that enter later do not count.
     let mut rest = None;
     while let Some(info) = client.mutex(key).inspect()? {
         let shown: u32 = info.holders().iter().map(weight).sum();
@@ -369,15 +369,15 @@ pub fn unlock(
         }
         let rest = rest.get_or_insert(info.taken());
         *rest = rest.saturating_sub(taken);
-        // An inspection shows the holders whose leases end first.
-        let is_complete = shown >= info.taken();
-        if is_complete || taken == 0 || *rest == 0 {
-            if !is_complete && *rest > 0 {
-                let shown = info.holders().len();
-                message(format_args!(
-                    "{key} has more holders than the {shown} that can be seen"
-                ));
-            }
+        // An inspection shows at most 100 holders: those whose leases end first.
+        if shown >= info.taken() || *rest == 0 {
+            break;
+        }
+        if taken == 0 {
+            let shown = info.holders().len();
+            message(format_args!(
+                "{key} has more holders than the {shown} that can be seen"
+            ));
             break;
         }
     }

@@ -1,7 +1,7 @@
 //! The program `leasehold`: runs commands under locks in Redis, and shows and frees locks. It uses only the public
 //! interface of the library.
 
-// Their macros panic if they cannot write. `output` writes instead.
+// `println!` and `eprintln!` panic if they cannot write. The functions of `output` do not.
 #![warn(clippy::print_stderr, clippy::print_stdout)]
 
 mod acl;
@@ -60,7 +60,7 @@ fn main() -> ExitCode {
         Task::Completions(options) => Ok(completions(options.shell)),
         Task::Man => manual(),
     };
-    outcome.unwrap_or_else(|failure: Failure| failure.report())
+    outcome.unwrap_or_else(Failure::report)
 }
 
 fn completions(shell: clap_complete::Shell) -> ExitCode {

@@ -30,8 +30,8 @@ pub fn line(text: impl Display) {
     }
 }
 
-/// Writes a message to standard error. The program goes on if the message cannot be written: a closed terminal or a full
-/// disk must not end the supervision of a command, or change the exit code.
+/// Writes a message to standard error. The program continues if it cannot write: a closed terminal or a full disk must
+/// not end the supervision of a command, or change the exit code.
 pub fn message(text: impl Display) {
     let text = format!("leasehold: {text}\n");
     let _ = io::stderr().write_all(text.as_bytes());
@@ -40,7 +40,7 @@ pub fn message(text: impl Display) {
 /// Writes a value as one line of JSON.
 pub fn json(value: &impl Serialize) {
     let text = serde_json::to_string(value);
-    line(text.expect("the values have texts as keys only"));
+    line(text.expect("each field has a name"));
 }
 
 /// Milliseconds, for JSON.
