@@ -24,7 +24,7 @@ pub struct Group {
     pipe: Option<ChildStdin>,
     deadline: Duration,
     is_keeper_killed: bool,
-    /// Whether a deadline had passed when this program set the next one.
+    /// Set if this program sent a deadline only after the previous one had passed.
     has_passed_deadline: bool,
 }
 
@@ -105,7 +105,7 @@ impl Group {
         }
         let _ = self.keeper.kill();
         let _ = self.keeper.wait();
-        // Not earlier: at the end of the pipe, the keeper would kill the group.
+        // The pipe closes only now: at its end, a running keeper would kill the group.
         self.pipe = None;
     }
 

@@ -1,8 +1,9 @@
 //! The keeper: a small process that kills the command's process group if `leasehold` cannot do so itself.
 //!
-//! The keeper leads the group of the command, so the group exists before the command starts, and its number belongs to
-//! it for as long as `leasehold` needs it. Its standard input is a pipe from `leasehold`, which sends the deadline of
-//! the locks: the time of `time::CLOCK` in ns, in 8 bytes. The keeper kills its group
+//! The keeper leads the group of the command. So the group exists before the command starts, and the system gives the
+//! number of the group to no other group while `leasehold` needs it. The keeper's standard input is a pipe from
+//! `leasehold`, which sends the deadline of the locks: the time of `time::CLOCK` in ns, in 8 bytes. The keeper kills its
+//! group
 //!
 //! - when the pipe ends, because `leasehold` has died, and
 //! - at the deadline, because `leasehold` is stopped or stuck.
@@ -27,7 +28,7 @@ pub const PROCESS_NAME: &CStr = c"lock-keeper";
 pub fn main() -> ExitCode {
     // If a user has started the keeper by hand in a shell, it must not kill the group of the shell.
     let is_leader = getpgrp() == getpid();
-    // Otherwise the process has the name of the program's file.
+    // Linux names a process after the program's file.
     #[cfg(target_os = "linux")]
     let _ = rustix::thread::set_name(PROCESS_NAME);
     let is_ready = is_leader
@@ -116,7 +117,7 @@ mod timer {
                 PollFd::new(&self.0, PollFlags::IN),
             ];
             poll(&mut ready, None)?;
-            // If a new deadline has arrived at the same time as the end of the old one, it counts.
+            // If a new deadline arrives when the old one passes, the new one counts.
             Ok(!ready[0].revents().is_empty())
         }
     }

@@ -35,8 +35,8 @@ pub enum Event {
 pub const FORWARDED: [i32; 7] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH];
 /// The other signals that the program handles.
 const OTHERS: [i32; 3] = [SIGCHLD, SIGCONT, SIGTSTP];
-/// The signals that end the program while it waits for its lock.
-const FATAL: [i32; 4] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM];
+/// The signals that end the program while no command runs.
+pub const FATAL: [i32; 4] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM];
 
 pub struct Signals {
     sender: Sender<Event>,
@@ -127,7 +127,7 @@ impl Signals {
         }
     }
 
-    /// From now on, passes all signals on as events. Fails with the signal that ended the wait, if there was one.
+    /// Makes the thread pass all signals on as events. Fails with the signal that ended the wait, if there was one.
     pub fn begin(&self) -> Result<&Receiver<Event>, i32> {
         let mut state = lock(&self.state);
         match state.phase {

@@ -9,20 +9,20 @@
 use std::fmt::Display;
 use std::io;
 use std::process::Command;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use leasehold::Error;
 use leasehold::crossbeam_channel::Receiver;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitStatus, kill_process};
-use signal_hook::consts::{SIGCHLD, SIGCONT, SIGINT, SIGTSTP};
+use signal_hook::consts::{SIGCHLD, SIGCONT, SIGINT, SIGTSTP, SIGTTIN, SIGTTOU};
 
 use crate::exit::{Failure, NOT_EXECUTABLE, NOT_FOUND, SIGNALED, SYSTEM};
-use crate::output::message;
+use crate::output::{message, unix_millis};
 use crate::run::group::Group;
 use crate::run::hold::{Hold, names};
-use crate::run::left::{self, Left};
-use crate::run::signals::{Event, FORWARDED, Signals};
+use crate::run::left::{self, Child};
+use crate::run::signals::{self, Event, FORWARDED, Signals};
 use crate::run::terminal::{self, Terminal};
 use crate::time;
 
@@ -30,7 +30,7 @@ use crate::time;
 const POLL: Duration = Duration::from_millis(5);
 /// The time in which killed processes should end. A process in an uninterruptible system call takes longer.
 const KILL_LIMIT: Duration = Duration::from_secs(1);
-/// If the keeper was killed, the command may end this much later, because both were killed together.
+/// If the keeper and the command were killed together, the command may end this much later.
 const KEEPER_FIRST: Duration = Duration::from_millis(100);
 /// The maximum time between two checks of the clock.
 const LONGEST_WAIT: Duration = Duration::from_secs(3_600);
@@ -88,7 +88,7 @@ pub fn run(
 ) -> Result<Outcome, Failure> {
     let events = match signals.begin() {
         Ok(events) => events,
-        Err(signal) => return Ok(Outcome::Exited(super::signals::code(signal))),
+        Err(signal) => return Ok(Outcome::Exited(signals::code(signal))),
     };
     for hold in holds {
         hold.report_loss(Box::new(signals.loss_reporter()));
@@ -151,16 +151,12 @@ fn by_shell(command: &Command, error: &io::Error) -> Option<Command> {
 
 /// Sets the variables that describe the locks. Replaces those of an outer `leasehold run`.
 fn set_environment(command: &mut Command, holds: &[&dyn Hold]) {
-    // A key has no control characters, so a line for each key is unambiguous.
     let tokens: Vec<_> = holds.iter().flat_map(|hold| hold.tokens()).collect();
     let keys: Vec<&str> = tokens.iter().map(|(key, _)| *key).collect();
     let token = |(_, token): &(&str, Option<u64>)| token.map(|token| token.to_string());
     let tokens: Option<Vec<String>> = tokens.iter().map(token).collect();
-    let deadline = SystemTime::now() + remaining(holds);
-    let deadline = deadline
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default()
-        .as_millis();
+    let deadline = unix_millis(SystemTime::now() + remaining(holds));
+    // A key contains no line break, so each line is a key.
     for (name, value) in [
         ("LEASEHOLD_KEY", Some(keys.join("\n"))),
         ("LEASEHOLD_TOKEN", tokens.map(|tokens| tokens.join("\n"))),
@@ -233,7 +229,7 @@ struct Supervisor<'a> {
 impl Supervisor<'_> {
     fn run(mut self) -> Outcome {
         loop {
-            let wait = match self.time_until_term() {
+            let wait = match set_deadline(self.holds, self.limits, self.group) {
                 Ok(wait) => wait,
                 Err(reason) => return self.end_lost(&reason),
             };
@@ -257,23 +253,14 @@ impl Supervisor<'_> {
                     None => return self.end_lost("the keeper of the command was killed"),
                 }
             }
-            // Looks several times per ttl for renewals, so the keeper learns of each in time even on a busy machine.
+            // This loop looks for renewals several times per ttl, so the keeper learns of each in time even on a busy
+            // machine.
             let wait = wait.min(self.limits.ttl / 3).min(LONGEST_WAIT);
             let Ok(event) = self.events.recv_timeout(wait) else {
                 continue;
             };
             self.handle(&event);
         }
-    }
-
-    /// Returns the time until the group must get TERM unless the locks are renewed. Fails with the reason if the group
-    /// must get TERM now. Also sends the keeper the time of KILL.
-    fn time_until_term(&mut self) -> Result<Duration, String> {
-        set_deadline(self.holds, self.limits, self.group)
-    }
-
-    fn check(&self) -> Result<(), Error> {
-        check(self.holds)
     }
 
     fn handle(&mut self, event: &Event) {
@@ -327,20 +314,19 @@ impl Supervisor<'_> {
             && !self.has_passed_on_int;
     }
 
-    /// Handles a stop of the command: by Ctrl-Z, because the command used the terminal from the background, or by an
-    /// operator. In the background, an operator's stop has no further effect. In the foreground, it looks like that of
-    /// a command that handles Ctrl-Z itself, such as a nested `leasehold run`.
+    /// Handles a stop of the command by this signal. TTIN and TTOU stop a command that uses the terminal from the
+    /// background, TSTP is Ctrl-Z, and STOP comes from an operator or from a command that handles Ctrl-Z itself, such as a
+    /// nested `leasehold run`. A STOP counts as Ctrl-Z in the foreground, and has no further effect in the background.
     fn stopped(&mut self, signal: i32) {
-        let is = |signals: &[Signal]| signals.iter().any(|one| one.as_raw() == signal);
         let is_given = self.terminal.as_ref().is_some_and(Terminal::is_given);
-        if is(&[Signal::TTIN, Signal::TTOU]) {
+        if matches!(signal, SIGTTIN | SIGTTOU) {
             if self.terminal.as_ref().is_some_and(Terminal::give) {
                 self.has_terminal = true;
                 self.signal(Signal::CONT);
             } else {
                 self.suspend();
             }
-        } else if is(&[Signal::TSTP]) || is_given {
+        } else if signal == SIGTSTP || is_given {
             match terminal::can_stop() {
                 true => self.suspend(),
                 false => self.signal(Signal::CONT),
@@ -360,14 +346,14 @@ impl Supervisor<'_> {
     /// Continues the group if the locks are still held. Otherwise the group stays stopped, and the caller kills it
     /// next.
     fn resume(&mut self) {
-        // While this program was stopped, the lock may have been lost. So this asks Redis. If Redis does not reply, the
+        // The locks may have been lost while this program was stopped, so it asks Redis. If Redis does not reply, the
         // validity decides.
         let extended: Result<(), Error> = self
             .holds
             .iter()
             .try_for_each(|hold| hold.extend(self.limits.ttl));
-        let is_lost = self.check().is_err() || extended.is_err_and(|error| error.is_lease_lost());
-        if is_lost || self.time_until_term().is_err() {
+        let is_lost = extended.is_err_and(|error| error.is_lease_lost());
+        if is_lost || set_deadline(self.holds, self.limits, self.group).is_err() {
             return;
         }
         self.has_terminal = self.terminal.as_ref().is_some_and(Terminal::give_early);
@@ -382,7 +368,7 @@ impl Supervisor<'_> {
         // Processes that have ended stay in the group until this program collects them.
         self.reap();
         if !self.group.is_empty() {
-            for Left { id, name } in left::children(&self.known) {
+            for Child { id, name } in left::children(&self.known) {
                 if self.group.contains(id) {
                     let id = id.as_raw_pid();
                     message(format_args!(
@@ -393,7 +379,7 @@ impl Supervisor<'_> {
             self.end(Signal::TERM);
             let kill_at = (time::now() + self.limits.grace).min(self.group.deadline());
             self.wait_until_empty(kill_at);
-            match self.check() {
+            match check(self.holds) {
                 Ok(()) => {
                     self.group.signal(Signal::KILL);
                     self.wait_until_empty(time::now() + KILL_LIMIT);
@@ -401,7 +387,7 @@ impl Supervisor<'_> {
                 Err(_) => self.kill(),
             }
         }
-        for Left { id, name } in left::children(&self.known) {
+        for Child { id, name } in left::children(&self.known) {
             let id = id.as_raw_pid();
             message(format_args!(
                 "process {id} ({name}) has left the group of the command, and runs on without the lock"
@@ -471,9 +457,9 @@ impl Supervisor<'_> {
         let until = time::now() + KILL_LIMIT;
         loop {
             self.wait_for_children(until);
-            // This program finds and kills only its own children. Then their children become children of this program.
+            // This program finds only its own children. When it kills one, the children of that process become its own.
             let left = left::children(&self.known);
-            for Left { id, .. } in &left {
+            for Child { id, .. } in &left {
                 let _ = kill_process(*id, Signal::KILL);
             }
             if left.is_empty() && self.group.is_empty() {
@@ -492,15 +478,11 @@ impl Supervisor<'_> {
 
 /// The exit code for the status of a command that has ended.
 fn code(status: WaitStatus) -> u8 {
-    let signal = status
-        .terminating_signal()
-        .and_then(|signal| u8::try_from(signal).ok());
-    let status = status
-        .exit_status()
-        .and_then(|code| u8::try_from(code).ok());
-    signal.map_or(status.unwrap_or(SYSTEM), |signal| {
-        SIGNALED.saturating_add(signal)
-    })
+    if let Some(signal) = status.terminating_signal() {
+        return signals::code(signal);
+    }
+    let code = status.exit_status().map(u8::try_from);
+    code.and_then(Result::ok).unwrap_or(SYSTEM)
 }
 
 #[cfg(test)]

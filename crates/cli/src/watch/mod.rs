@@ -14,7 +14,6 @@ use std::time::Instant;
 use leasehold::Client;
 use leasehold::crossbeam_channel::{Receiver, RecvError, bounded, select};
 use serde::Serialize;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::args::{Connection, List, Watch};
@@ -22,10 +21,10 @@ use crate::connection::Settings;
 use crate::exit::{Failure, SYSTEM};
 use crate::locks::{self, Lock};
 use crate::output::{Output, json, line, message};
-use crate::run::signals::unblock;
+use crate::run::signals::{FATAL, unblock};
 
-/// The pause between two lists is at least this many times as long as the time of a list. So a list of very many keys
-/// slows other clients by at most 5 %.
+/// The pause between two lists is at least this many times as long as it takes to read a list. So lists of very many
+/// keys slow other clients by at most 5 %.
 const PAUSE_FACTOR: u32 = 19;
 
 /// A change of a lock. docs/cli.md documents the fields.
@@ -90,7 +89,7 @@ pub fn run(connection: &Connection, options: &Watch, output: Output) -> Result<E
         select! {
             recv(lists) -> read => match received(read)? {
                 Ok((locks, is_complete)) => {
-                    // Locks beyond the limit come and go without having changed.
+                    // In a list that ends at the limit, unchanged locks can come and go.
                     if was_complete && !is_complete {
                         message(locks::more_locks(options.max));
                     }
@@ -112,8 +111,8 @@ pub fn run(connection: &Connection, options: &Watch, output: Output) -> Result<E
     }
 }
 
-/// Reads the locks at intervals on a thread, so an outage delays neither keys nor signals. The next list waits until the
-/// last one was received.
+/// Reads the locks at intervals on a thread, so an outage does not delay keys and signals. The thread reads the next list
+/// when the last one was received.
 fn read_lists(client: Client, options: &Watch) -> io::Result<Receiver<ListResult>> {
     let (sender, lists) = bounded(0);
     let list = List {
@@ -147,9 +146,8 @@ fn received(read: Result<ListResult, RecvError>) -> Result<ListResult, Failure> 
 
 /// Becomes ready when a signal asks the program to end.
 pub fn end_signal() -> Result<Receiver<i32>, Failure> {
-    let fatal = [SIGHUP, SIGINT, SIGQUIT, SIGTERM];
-    let mut signals = Signals::new(fatal)?;
-    unblock(&fatal)?;
+    let mut signals = Signals::new(FATAL)?;
+    unblock(&FATAL)?;
     let (sender, ended) = bounded(1);
     let wait = move || {
         for signal in signals.forever() {
@@ -204,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn changes_are_those_between_two_looks() {
+    fn changes_are_those_between_two_lists() {
         let client = leasehold::Client::memory().expect("threads can be started");
         let options = List {
             start: String::new(),

@@ -58,7 +58,7 @@ pub enum Action {
 }
 
 pub struct View {
-    /// Says which locks are listed, and how often.
+    /// The part of the title about which locks are listed, and how often.
     subject: String,
     /// The last list, in the chosen order.
     locks: Vec<Lock>,
@@ -125,17 +125,16 @@ impl View {
 
     fn sort(&mut self) {
         let locks = &mut self.locks;
+        // The locks that are equal in the chosen order stay in the order of their names.
+        locks.sort_by(|one, other| one.key().cmp(other.key()));
         match self.order {
-            Order::Name => locks.sort_by(|one, other| one.key().cmp(other.key())),
+            Order::Name => {}
             Order::Age => locks.sort_by_key(|lock| Reverse(lock.least_age())),
             Order::Waiting => locks.sort_by_key(|lock| Reverse(lock.clients_waiting())),
         }
     }
 
     fn set_order(&mut self, order: Order) {
-        // The locks that are equal in the new order stay in order of their names.
-        self.order = Order::Name;
-        self.sort();
         self.order = order;
         self.sort();
         self.above = 0;
