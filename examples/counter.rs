@@ -14,11 +14,11 @@ use leasehold::redis::{self, Commands};
 
 const ROUNDS: u64 = 25;
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
     let url = env::var("REDIS_URL").unwrap_or_else(|_| "redis://127.0.0.1:6379".to_owned());
     let clients = [Client::open(&url)?, Client::open(&url)?];
 
-    thread::scope(|scope| {
+    thread::scope(|scope| -> Result<(), Box<dyn Error + Send + Sync>> {
         // `clone` costs nothing: all clones share the connections and the watchdog.
         let threads: Vec<_> = clients
             .iter()
@@ -28,9 +28,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         for thread in threads {
             thread.join().expect("the thread does not panic")?;
         }
-        Ok::<(), Box<dyn Error + Send + Sync>>(())
-    })
-    .map_err(|error| error.to_string())?;
+        Ok(())
+    })?;
 
     let mut redis = redis::Client::open(url)?.get_connection()?;
     let total: u64 = redis.get("example:counter")?;
@@ -44,8 +43,8 @@ fn raise(client: Client, url: &str) -> Result<(), Box<dyn Error + Send + Sync>> 
         // Waits for the lock, runs the closure, and releases the lock, even if the closure panics. The first `?` is for
         // errors of the lock: `LeaseLost` if the lock was lost before. The second `?` is for errors of the closure.
         client.with_lock("counter", || {
-            let online: Option<u64> = redis.get("example:counter")?;
-            redis.set::<_, _, ()>("example:counter", online.unwrap_or(0) + 1)
+            let count: Option<u64> = redis.get("example:counter")?;
+            redis.set::<_, _, ()>("example:counter", count.unwrap_or(0) + 1)
         })??;
     }
     Ok(())

@@ -1,6 +1,6 @@
 //! A report that is sent once a day, by one of many machines on which the same timer fires.
 //!
-//! A lock alone is not enough: it only prevents that two machines send the report *at the same time*. A machine whose
+//! A lock alone is not enough: it only prevents two machines from sending the report *at the same time*. A machine whose
 //! clock is late would find the lock free, and send a second report. So `Client::once` also records that the report was
 //! sent. The name identifies one report, here by the day in UTC.
 //!

@@ -22,8 +22,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let guard = client.mutex("example:deploy").lock()?;
     println!("parent: begins, with token {}", guard.fencing_token());
-    // From here on no process renews the lock, and only the adopter of the ticket can take it. If the child does not
-    // adopt the lock within its ttl (30 s), the lock is free.
+    // Now no process renews the lock, and only the adopter of the ticket can take it. If the child does not adopt the lock within its ttl (30 s), the lock is free.
     let ticket = guard.into_ticket()?;
     let mut child = Command::new(env::current_exe()?)
         .arg("child")
@@ -43,7 +42,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 fn child(client: &Client) -> Result<(), Box<dyn Error>> {
     let mut ticket = String::new();
     io::stdin().read_line(&mut ticket)?;
-    // From now on, this process renews the lock. The ticket is used up.
+    // This process renews the lock now. The ticket is used up.
     let guard = client.adopt(ticket.trim_end())?;
     println!("child: goes on, with token {}", guard.fencing_token());
     guard.unlock()?;

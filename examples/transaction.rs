@@ -17,8 +17,8 @@ fn move_money(guard: &MutexGuard, amount: i64) -> Result<Option<i64>, leasehold:
         // This `WATCH` is for writers that do not take the lock. If such a writer changes the balance before Redis
         // executes `pipe`, this closure runs again. So the closure should only read and fill `pipe`.
         cmd("WATCH").arg("example:money:a").exec(conn)?;
-        let there: i64 = conn.get::<_, Option<i64>>("example:money:a")?.unwrap_or(0);
-        if there < amount {
+        let balance: i64 = conn.get::<_, Option<i64>>("example:money:a")?.unwrap_or(0);
+        if balance < amount {
             return Ok(false);
         }
         pipe.decr("example:money:a", amount);

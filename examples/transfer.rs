@@ -36,11 +36,11 @@ fn transfer(
 ) -> Result<bool, leasehold::Error> {
     let both = client.mutexes([account(from), account(to)]).lock()?;
     let moved = both.transaction(|conn, pipe| {
-        let there: i64 = conn.get(balance(from))?;
-        if there >= amount {
+        let available: i64 = conn.get(balance(from))?;
+        if available >= amount {
             pipe.decr(balance(from), amount).incr(balance(to), amount);
         }
-        Ok(there >= amount)
+        Ok(available >= amount)
     })?;
     Ok(moved.value)
 }
