@@ -35,8 +35,7 @@ impl Terminal {
         })
     }
 
-    /// Gives the terminal to the group before the group uses it. If the terminal is shared, the group gets it only when
-    /// the group uses it.
+    /// Gives the terminal to the group before the group uses it. Does nothing, and returns false, if the terminal is shared.
     pub fn give_early(&self) -> bool {
         !self.is_shared && self.give()
     }
@@ -70,7 +69,7 @@ impl Terminal {
         thread::scope(|scope| scope.spawn(take).join().unwrap_or(false))
     }
 
-    /// Restores the settings of the terminal, which this program must have. A killed editor leaves others behind.
+    /// Restores the settings of the terminal, which this program must have. A killed editor leaves changed settings behind.
     pub fn reset(&self) {
         if let Some(settings) = &self.settings {
             let _ = tcsetattr(&self.stdin, OptionalActions::Now, settings);
@@ -84,8 +83,8 @@ fn is_pipe(output: &io::Stdout) -> bool {
     kind.is_ok_and(|kind| kind.file_type().is_fifo())
 }
 
-/// Whether Ctrl-Z may stop this program. Without a shell that has job control, nothing would ever continue it: the kernel
-/// does not stop such a program, either. On other systems than Linux, this knows only the parent.
+/// Whether Ctrl-Z may stop this program. If its session has no shell with job control, no process would continue it, and
+/// the kernel would not stop it, either. On systems other than Linux, this function looks only at the parent.
 pub fn can_stop() -> bool {
     if !io::stdin().is_terminal() {
         return true;
@@ -113,10 +112,10 @@ fn parent_of(process: Pid) -> Option<Pid> {
     Pid::from_raw(rest.split(' ').nth(1)?.parse().ok()?)
 }
 
-/// Ends this program by the SIGINT that Ctrl-C has sent to the group of the command, which had the terminal. First sends
-/// it to the rest of the job, such as a shell script, which would have got it if this program had not taken the terminal.
+/// Ends this program by SIGINT, after Ctrl-C has ended the command. Ctrl-C reached only the group of the command, which
+/// had the terminal. So this function first sends SIGINT to the rest of the job, such as a shell script.
 pub fn interrupt() {
-    // This program handles the signal.
+    // This program is in the job, too, but handles the signal.
     let _ = kill_current_process_group(Signal::INT);
     let _ = signal_hook::low_level::emulate_default_handler(signal_hook::consts::SIGINT);
 }
