@@ -13,6 +13,19 @@ use crate::support::{
     SOON, Task, ask, in_redis, is_held, lock, lost_within, millis, script_calls, secs, tracked,
 };
 
+/// Waits until the nodes get few scripts in a second. A waiter polls until its notification connections are open.
+#[track_caller]
+fn assert_become_few(calls: impl Fn() -> u64, most: f64) {
+    let mut rate = 0.0;
+    let are_few = eventually(3 * SOON, || {
+        let (begun, before) = (Instant::now(), calls());
+        thread::sleep(millis(1_500));
+        rate = (calls() - before) as f64 / begun.elapsed().as_secs_f64();
+        rate <= most
+    });
+    assert!(are_few, "{rate} scripts in a second");
+}
+
 /// A waiter that polled would ask some 20 times a second, and more at first.
 #[test]
 fn a_waiter_is_notified_by_the_nodes() {
@@ -24,13 +37,9 @@ fn a_waiter_is_notified_by_the_nodes() {
     // The holder tracks the key, too.
     let are_tracked = || nodes.0.iter().all(|node| tracked(node) == 2);
     assert!(eventually(SOON, are_tracked));
+    // Five attempts, each of which asks all nodes.
     let calls = || nodes.0.iter().map(script_calls).sum::<u64>();
-    // The notification connections are new, and each of them lets the waiter ask.
-    thread::sleep(millis(500));
-    let before = calls();
-    thread::sleep(millis(1_500));
-    let asked = (calls() - before) / 3;
-    assert!(asked <= 8, "{asked} attempts");
+    assert_become_few(calls, 3.0 * 5.0);
     assert!(!waits.is_done());
     guard.unlock().unwrap();
     waits.within(SOON, "the waiter's turn");
@@ -46,14 +55,12 @@ fn a_waiter_asks_seldom_while_a_node_lacks_the_key() {
     let guard = lock(&holder, "k");
     nodes.bring_to_all(&guard, "k");
     let waits = Task::start(move || drop(other.mutex("k").lock().unwrap()));
-    assert!(eventually(SOON, || tracked(&nodes.0[0]) == 2));
+    // The holder tracks the key, too.
+    let are_tracked = || nodes.0.iter().all(|node| tracked(node) == 2);
+    assert!(eventually(SOON, are_tracked));
     ask(&nodes.0[1], &["DEL", &in_redis("k")]);
-    thread::sleep(millis(500));
-    let before = script_calls(&nodes.0[0]);
-    thread::sleep(millis(1_500));
-    // Up to three attempts, and two questions of the holder after each.
-    let scripts = script_calls(&nodes.0[0]) - before;
-    assert!(scripts <= 12, "{scripts} scripts");
+    // Up to two attempts, each with two questions of the holder.
+    assert_become_few(|| script_calls(&nodes.0[0]), 8.0);
     guard.unlock().unwrap();
     waits.within(SOON, "the waiter's turn");
     nodes.assert_all_become_free();
