@@ -121,7 +121,10 @@ fn a_distant_client_is_not_shut_out() {
                 }
             });
         }
-        assert!(eventually(SOON, || turns.load(Ordering::SeqCst) > 10));
+        // The threads go on until `ended` is set. A failure here has to set it, too: the scope waits for its threads.
+        let all_run = eventually(SOON, || turns.load(Ordering::SeqCst) > 10);
+        ended.store(!all_run, Ordering::SeqCst);
+        assert!(all_run, "{turns:?} turns");
         scope.spawn(|| {
             while !ended.load(Ordering::SeqCst) {
                 // It may take longer than `lock` waits.

@@ -48,6 +48,7 @@ pub fn reads_during(server: &Server, work: impl FnOnce()) -> usize {
 /// The lines that MONITOR shows for `work`.
 pub fn monitored(server: &Server, work: impl FnOnce()) -> impl Iterator<Item = String> {
     let mut monitor = TcpStream::connect((Ipv4Addr::LOCALHOST, server.port())).unwrap();
+    monitor.set_read_timeout(Some(SOON)).unwrap();
     monitor.write_all(b"MONITOR\r\n").unwrap();
     let mut lines = BufReader::new(monitor).lines().map(Result::unwrap);
     assert_eq!(lines.next().as_deref(), Some("+OK"));

@@ -1,7 +1,7 @@
 //! The network fails during a transaction: nothing is written, or the error says that the outcome is unknown.
 
 use std::error::Error as _;
-use std::sync::Barrier;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -207,13 +207,17 @@ fn late_writes_change_nothing_after_a_local_grant() {
 
 /// One increment by a transaction under each lock, all in flight at the same time.
 fn increment_all_at_once(guards: &[MutexGuard]) {
-    let inside = Barrier::new(guards.len());
+    // Not a barrier: if a transaction failed before its closure, the others would wait at a barrier for ever.
+    let inside = AtomicUsize::new(0);
+    let all = guards.len();
     thread::scope(|scope| {
         for guard in guards {
             let inside = &inside;
             scope.spawn(move || {
                 let done = guard.transaction(|_, pipe| {
-                    inside.wait();
+                    inside.fetch_add(1, Ordering::SeqCst);
+                    let all_inside = eventually(SOON, || inside.load(Ordering::SeqCst) >= all);
+                    assert!(all_inside, "{inside:?} of {all} at the same time");
                     pipe.incr("done", 1);
                     Ok(())
                 });
