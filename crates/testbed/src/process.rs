@@ -116,11 +116,21 @@ impl<M: DeserializeOwned + Send + 'static> Process<M> {
     /// Waits for the process to end by itself, with success.
     ///
     /// # Errors
-    /// The process fails, or does not end within `limit`.
+    /// The process fails: the reason that it gave, if it gave one. Or it does not end within `limit`.
     pub fn finish(mut self, limit: Duration) -> anyhow::Result<()> {
         let status = self.status(limit)?;
-        ensure!(status.success(), "{} failed: {status}", self.name);
-        Ok(())
+        if status.success() {
+            return Ok(());
+        }
+        let reason = loop {
+            // The last message says why the process ended.
+            match self.try_message(LAST_WORDS) {
+                Ok(Some(_)) => {}
+                Ok(None) => break format!("{} has ended by itself", self.name),
+                Err(error) => break format!("{error:#}"),
+            }
+        };
+        bail!("{reason} ({status})")
     }
 
     /// Waits for the process to end.
@@ -258,10 +268,17 @@ mod tests {
 
     #[test]
     fn finish_fails_if_the_process_fails_or_continues() -> anyhow::Result<()> {
-        let failed = script("read assignment; exit 3")?
-            .finish(LAST_WORDS)
-            .expect_err("it failed");
-        assert_eq!(format!("{failed}"), "it failed: exit status: 3");
+        for (text, reason) in [
+            ("exit 3", "it: has ended by itself (exit status: 3)"),
+            (
+                r#"echo '@ {"Ok": 1}'; echo '@ {"Err": "no luck"}'; exit 1"#,
+                "it: no luck (exit status: 1)",
+            ),
+        ] {
+            let process = script(&format!("read assignment; {text}"))?;
+            let failed = process.finish(LAST_WORDS).expect_err("it failed");
+            assert_eq!(format!("{failed}"), reason);
+        }
         let limit = Duration::from_millis(50);
         let hung = script("read assignment; read order")?.finish(limit);
         let hung = hung.expect_err("the process waits for an order");
