@@ -11,7 +11,7 @@ use leasehold_testbed::{Proxy, eventually};
 use crate::steady::steady;
 use crate::support::{
     LONG_TTL, Recorder, SOON, Task, What, ask, assert_all_become_free, builder, expires_in,
-    is_held, kill_connections, millis, secs, server, within,
+    is_held, kill_connections, secs, server, within,
 };
 
 #[test]
@@ -137,13 +137,15 @@ fn dead_idle_connections_fail_no_request() {
 fn a_shutdown_during_renewals_ends_every_guard() {
     let server = server();
     for _ in 0..20 {
-        let client = steady(&server.url()).ttl(millis(200)).build().unwrap();
+        let recorder = Recorder::new();
+        let builder = steady(&server.url()).ttl(secs(3)).renew_ratio(0.05);
+        let client = builder.event_handler(recorder.clone()).build().unwrap();
         let guards: Vec<_> = (0..100)
             .filter_map(|n| client.mutex(format!("k{n}")).try_lock().unwrap())
             .collect();
         let signals: Vec<_> = guards.iter().map(|guard| guard.lost_signal()).collect();
-        // Renewals are in flight by now.
-        std::thread::sleep(millis(65));
+        // The renewals of the other locks follow at once.
+        recorder.wait_for(1, What::Renewed, "k0");
         client.shutdown(SOON).unwrap();
         for signal in &signals {
             assert!(

@@ -393,7 +393,8 @@ pub fn two_sides(parent: &Parent) {
     let use_own_client = |key| {
         let recorder = Recorder::new();
         let client = steady(&parent.url)
-            .ttl(secs(3))
+            .ttl(secs(20))
+            .renew_ratio(0.05)
             .event_handler(Arc::clone(&recorder))
             .build()
             .unwrap();

@@ -12,7 +12,7 @@ use crate::child::{Child, Parent};
 use crate::cluster::pool::PooledCluster;
 use crate::quorum::nodes::{self, Nodes};
 use crate::steady::steady;
-use crate::support::{SOON, builder, secs, server};
+use crate::support::{LONG_TTL, SOON, builder, secs, server};
 
 /// The user `nobody` of most systems. Root has no limit of threads.
 const NOBODY: u32 = 65_534;
@@ -93,8 +93,9 @@ pub fn lock_without_threads(parent: &Parent) {
     is_unavailable("open", Client::open(url));
     is_unavailable("build_lazy", Client::builder(url).build_lazy());
     assert!(limit_threads(false));
-    let [client, other] = [(); 2].map(|()| steady(url).build().unwrap());
-    let renewed = client.mutex("renewed").ttl(secs(3)).lock().unwrap();
+    let builder = || steady(url).ttl(LONG_TTL).renew_ratio(0.05);
+    let [client, other] = [(); 2].map(|()| builder().build().unwrap());
+    let renewed = client.mutex("renewed").ttl(secs(20)).lock().unwrap();
     let held = client.mutex("held").lock().unwrap();
     assert!(limit_threads(true));
     let mut redis = redis::Client::open(url).unwrap().get_connection().unwrap();

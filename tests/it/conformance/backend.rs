@@ -82,7 +82,9 @@ impl QuorumInMemory {
 
 impl Backend for QuorumInMemory {
     fn builder(&self) -> Builder {
-        self.0.builder().ttl(LONG_TTL).max_ttl(LONG_TTL)
+        // A node refuses a request that gets there after the time-out.
+        let builder = self.0.builder().command_timeout(secs(8));
+        builder.ttl(LONG_TTL).max_ttl(LONG_TTL)
     }
 
     fn ttl(&self) -> Duration {
