@@ -32,6 +32,8 @@ const NAMES: [&str; 15] = [
 ];
 /// The default ttl, which is also that of the library.
 const TTL: Duration = Duration::from_secs(30);
+/// The default of `max_ttl` on a quorum, which is also that of the library.
+const QUORUM_MAX_TTL: Duration = Duration::from_secs(30);
 /// The maximum time of one `WAIT` for replicas.
 const REPLICAS_TIMEOUT: Duration = Duration::from_millis(100);
 
@@ -115,6 +117,19 @@ impl Settings {
         let value = self.values.get(name).map(|value| duration(value));
         let named = |error| Failure::usage(format!("{name}: {error}"));
         value.transpose().map_err(named)
+    }
+
+    /// The ttl of a lock that is held for a check: at least `least` and this number of command time-outs, as far as
+    /// `max_ttl` allows that.
+    pub fn probe_ttl(&self, least: Duration, timeouts: u32) -> Result<Duration, Failure> {
+        let timeout = self.duration("LEASEHOLD_COMMAND_TIMEOUT")?;
+        let wanted = least.max(timeouts * timeout.unwrap_or_default());
+        let most = match (self.duration("LEASEHOLD_MAX_TTL")?, &self.urls[..]) {
+            (Some(most), _) => most,
+            (None, [_]) => Duration::MAX,
+            (None, _) => QUORUM_MAX_TTL,
+        };
+        Ok(wanted.min(most))
     }
 
     /// Returns the builder of a client with these settings.

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use leasehold::crossbeam_channel::{Sender, bounded};
+use leasehold::crossbeam_channel::{Receiver, Sender, unbounded};
 use leasehold::{Client, Error, ErrorKind, EventHandler, LossReason, OtherLibrary};
 use serde::Serialize;
 
@@ -22,8 +22,12 @@ const PINGS: usize = 11;
 const SLOW: Duration = Duration::from_millis(20);
 /// A greater difference of the clocks is a warning.
 const CLOCKS: Duration = Duration::from_secs(1);
-/// The maximum time until a notification comes. Without notifications, a client detects a loss at its next renewal.
-const NOTIFIED_WITHIN: Duration = Duration::from_secs(5);
+/// The ttl of the lock that is taken away. Notifications work if they report the loss before the ttl ends. It is longer
+/// than the pauses of a busy machine, and than the time-outs of a slow server, unless `max_ttl` is shorter.
+const NOTIFIED_WITHIN: Duration = Duration::from_secs(30);
+/// The maximum number of command time-outs until a notification comes: to connect, to take the lock away, to read its
+/// key, and to confirm the loss.
+const NOTIFIED_WITHIN_TIMEOUTS: u32 = 5;
 
 /// The outcome of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -77,15 +81,22 @@ impl Report {
     }
 }
 
+/// An event about notifications, from the callback thread of the client.
+enum Event {
+    /// The server refuses notifications, or a part of them.
+    Refused(String),
+    /// The lock that was taken away is lost.
+    Lost(LossReason),
+}
+
 /// Receives the client's events.
 struct Events {
-    refused: Sender<String>,
+    sender: Sender<Event>,
 }
 
 impl EventHandler for Events {
     fn notifications_refused(&self, error: &Error) {
-        // The first report is enough.
-        let _ = self.refused.try_send(error.to_string());
+        let _ = self.sender.send(Event::Refused(error.to_string()));
     }
 }
 
@@ -95,11 +106,13 @@ pub fn run(connection: &Connection, output: Output) -> Result<ExitCode, Failure>
         output,
         worst: Level::Ok,
     };
-    let (refused, refusals) = bounded(1);
-    let events = Arc::new(Events { refused });
+    let (sender, events) = unbounded();
+    let handler = Events {
+        sender: sender.clone(),
+    };
     let builder = settings
         .builder()?
-        .event_handler(events)
+        .event_handler(Arc::new(handler))
         .environment_check(false);
     let started = Instant::now();
     let client = match builder.build() {
@@ -119,8 +132,7 @@ pub fn run(connection: &Connection, output: Output) -> Result<ExitCode, Failure>
     let probes = Probes::new(&client, &settings);
     if rights(&client, &probes, &mut report) {
         clocks(&client, &probes, &mut report);
-        let refused = || refusals.try_recv().ok();
-        notifications(&client, &settings, &probes, refused, &mut report)?;
+        notifications(&client, &settings, &probes, (sender, &events), &mut report)?;
     }
     Ok(match report.worst {
         Level::Error => ExitCode::from(CONFLICT),
@@ -231,15 +243,20 @@ fn optional(
 }
 
 /// Takes a lock away from `client` by force, with another client, and waits for the notification.
+///
+/// The lock is not renewed, so only a notification can report its loss before the ttl ends. The client's callback thread
+/// sends all events, in their order: a server refuses notifications when the client connects for them, and so before
+/// it reports the loss.
 fn notifications(
     client: &Client,
     settings: &Settings,
     probes: &Probes,
-    refused: impl Fn() -> Option<String>,
+    (sender, events): (Sender<Event>, &Receiver<Event>),
     report: &mut Report,
 ) -> Result<(), Failure> {
     let operator = settings.builder()?.build_lazy()?;
-    let mutex = client.mutex(probes.name("notified")).ttl(settings.ttl);
+    let ttl = settings.probe_ttl(NOTIFIED_WITHIN, NOTIFIED_WITHIN_TIMEOUTS)?;
+    let mutex = client.mutex(probes.name("notified")).fixed_ttl(ttl);
     let guard = match mutex.lock() {
         Ok(guard) => guard,
         Err(error) => {
@@ -247,39 +264,40 @@ fn notifications(
             return Ok(());
         }
     };
-    let lost = guard.lost_signal();
+    guard.on_lost(move |reason| {
+        let _ = sender.send(Event::Lost(reason));
+    });
     let started = Instant::now();
     if let Err(error) = operator.mutex(guard.key()).force_unlock() {
         report.add_error("notifications", &error);
         return Ok(());
     }
-    let loss = lost.recv_timeout(NOTIFIED_WITHIN);
+    let event = events.recv_timeout(2 * ttl);
     let took = started.elapsed();
-    let is_notified = match loss {
-        Ok(LossReason::ForceUnlocked { .. }) => true,
-        // Redisson's locks have no message. A renewal, which comes later, would report the same.
-        Ok(_) => took < settings.ttl / 6,
-        Err(_) => false,
-    };
-    // The server may send messages, but refuse to report changes of keys.
-    match refused() {
-        None if is_notified => {
-            report.add(
-                "notifications",
-                Level::Ok,
-                format!("a holder learns of a loss within {took:.1?}"),
-            );
-        }
-        refused => {
-            let reason = refused.unwrap_or_else(|| "no notification has come".to_owned());
-            report.add(
-                "notifications",
-                Level::Warning,
-                format!("{reason}; waiters poll, and a loss is found at the next renewal: allow `notifications` of `leasehold acl`"),
-            );
-        }
+    match fault_in(event.ok()) {
+        None => report.add(
+            "notifications",
+            Level::Ok,
+            format!("a holder learns of a loss within {took:.1?}"),
+        ),
+        Some(reason) => report.add(
+            "notifications",
+            Level::Warning,
+            format!("{reason}; waiters poll, and a loss is found at the next renewal: allow `notifications` of `leasehold acl`"),
+        ),
     }
     Ok(())
+}
+
+/// The reason for which notifications do not work, according to the first event after a lock was taken away.
+fn fault_in(event: Option<Event>) -> Option<String> {
+    match event {
+        Some(Event::Refused(error)) => Some(error),
+        Some(Event::Lost(LossReason::Expired)) | None => {
+            Some("no notification has come".to_owned())
+        }
+        Some(Event::Lost(_)) => None,
+    }
 }
 
 /// Compares the clock of Redis with that of this machine. The lock has a `min_hold`, so a script grants it, and its
@@ -338,5 +356,83 @@ impl Probes {
 
     fn name(&self, what: &str) -> String {
         format!("doctor:{what}{}", self.end)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use leasehold::crossbeam_channel::{RecvTimeoutError, bounded};
+    use leasehold_testbed::Server;
+
+    use super::*;
+
+    /// Delays the first report of a refusal: until the gate's sender is dropped.
+    struct Late {
+        events: Events,
+        gate: Receiver<()>,
+    }
+
+    impl EventHandler for Late {
+        fn notifications_refused(&self, error: &Error) {
+            let _ = self.gate.recv();
+            self.events.notifications_refused(error);
+        }
+    }
+
+    #[test]
+    fn a_loss_is_notified_unless_the_ttl_ends() {
+        let lost = |reason| fault_in(Some(Event::Lost(reason)));
+        assert_eq!(lost(LossReason::Deleted), None);
+        assert!(lost(LossReason::Expired).is_some());
+        assert!(fault_in(None).is_some());
+        let refused = fault_in(Some(Event::Refused("no".to_owned())));
+        assert_eq!(refused.as_deref(), Some("no"));
+    }
+
+    /// The message about the loss comes, but the server refuses to report changes of keys.
+    #[test]
+    fn a_late_report_of_a_refusal_is_waited_for() {
+        let server = Server::start().expect("a server can be started");
+        let rule = ["ACL", "SETUSER", "default", "-client|tracking"];
+        server.command(&rule).expect("the server runs");
+        let connection = Connection {
+            url: vec![server.url()],
+            ..Connection::default()
+        };
+        let settings = Settings::read(&connection, None).expect("they are valid");
+        let (sender, events) = unbounded();
+        let (open, gate) = bounded(0);
+        let handler = Late {
+            events: Events {
+                sender: sender.clone(),
+            },
+            gate,
+        };
+        let builder = settings.builder().expect("it is valid");
+        let client = builder.event_handler(Arc::new(handler)).build();
+        let client = client.expect("the server runs");
+        let (end, ended) = bounded::<()>(0);
+        let worst = thread::scope(|scope| {
+            let check = scope.spawn(|| {
+                let _end = end;
+                let mut report = Report {
+                    output: Output::Text,
+                    worst: Level::Ok,
+                };
+                let probes = Probes::new(&client, &settings);
+                let events = (sender, &events);
+                notifications(&client, &settings, &probes, events, &mut report)
+                    .expect("the server runs");
+                report.worst
+            });
+            // A check that does not wait for the report ends long before this.
+            let waited = ended.recv_timeout(Duration::from_secs(2));
+            drop(open);
+            assert_eq!(waited, Err(RecvTimeoutError::Timeout));
+            check.join().expect("it does not panic")
+        });
+        assert_eq!(worst, Level::Warning);
     }
 }

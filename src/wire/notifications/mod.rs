@@ -584,6 +584,7 @@ impl NotificationConnection {
                         return;
                     }
                     closed_late = 0;
+                    // Reported before the first notification is handled, so the event comes before that of a loss.
                     match opened.untracked {
                         None => is_reported = false,
                         Some(error) if !std::mem::replace(&mut is_reported, true) => {

@@ -4,7 +4,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use leasehold::{Client, Mutex};
+use leasehold::crossbeam_channel::{Sender, unbounded};
+use leasehold::{Client, Error, EventHandler, EventLock, LossReason, Mutex};
 use leasehold_testbed::{Server, eventually};
 
 use crate::steady::steady;
@@ -204,6 +205,39 @@ fn notified_and_polling_waiters_both_progress() {
             "{by_polling} by polling, {by_notified} by notification, server {n}"
         );
     }
+}
+
+/// Sends its events on, in their order.
+struct Ordered(Sender<What>);
+
+impl EventHandler for Ordered {
+    fn notifications_refused(&self, _: &Error) {
+        let _ = self.0.send(What::NotificationsRefused);
+    }
+
+    fn lost(&self, _: EventLock<'_>, _: &LossReason) {
+        let _ = self.0.send(What::Lost);
+    }
+}
+
+/// The program `leasehold doctor` relies on this order.
+#[test]
+fn a_refusal_is_reported_before_a_loss_in_a_message() {
+    let server = server();
+    let url = limited(&server, &["~*", "&*", "+@all", "-client|tracking"]);
+    let (sender, events) = unbounded();
+    let builder = steady(&url).ttl(LONG_TTL);
+    let client = builder.event_handler(Arc::new(Ordered(sender)));
+    let client = client.build().unwrap();
+    let guard = client.mutex("k").lock().unwrap();
+    let operator = steady(&server.url()).build().unwrap();
+    // The client may not have handled the reply to its subscription yet.
+    assert!(eventually(SOON, || notified_clients(&server) == 1));
+    operator.mutex("k").force_unlock().unwrap();
+    for what in [What::NotificationsRefused, What::Lost] {
+        assert_eq!(events.recv_timeout(2 * SOON), Ok(what));
+    }
+    assert!(guard.is_lost());
 }
 
 #[test]
