@@ -396,25 +396,25 @@ impl Runner<'_> {
                     "{name} has run before, by {}",
                     record.holder()
                 ));
-                Ok(Outcome::Exited(0))
+                Ok(Outcome::NotStarted(0))
             }
             Ok(Some(leasehold::Run::Interrupted(record))) => {
                 self.explain(format_args!(
                     "{name} was interrupted before, at {}",
                     record.holder()
                 ));
-                Ok(Outcome::Exited(self.turn.conflict_exit_code))
+                Ok(Outcome::NotStarted(self.turn.conflict_exit_code))
             }
             Ok(None) => {
                 self.explain(format_args!("{name} runs elsewhere"));
-                Ok(Outcome::Exited(self.turn.conflict_exit_code))
+                Ok(Outcome::NotStarted(self.turn.conflict_exit_code))
             }
             Err(Stop::Work(outcome)) => Ok(outcome),
             Err(Stop::Failure(failure)) => Err(failure),
             Err(Stop::Library(error)) if error.kind() == ErrorKind::Cancelled => {
                 match (self.signals.ended_by(), hold.check()) {
-                    (Some(signal), _) => Ok(Outcome::Exited(signals::code(signal))),
-                    (None, Err(lost)) => Ok(Outcome::not_started(&lost)),
+                    (Some(signal), _) => Ok(Outcome::NotStarted(signals::code(signal))),
+                    (None, Err(lost)) => Ok(Outcome::lost_before_start(&lost)),
                     (None, Ok(())) => Err(error.into()),
                 }
             }
@@ -425,8 +425,9 @@ impl Runner<'_> {
     /// Releases the lock.
     fn finish(&self, hold: Box<dyn Hold>, outcome: Outcome) -> Result<Ended, Failure> {
         let is_interrupted = matches!(outcome, Outcome::Interrupted);
+        let was_started = !matches!(outcome, Outcome::NotStarted(_));
         let code = match outcome {
-            Outcome::Exited(code) => code,
+            Outcome::Exited(code) | Outcome::NotStarted(code) => code,
             Outcome::Interrupted => signals::code(SIGINT),
             Outcome::Lost(reason) => {
                 // The drop releases the lock if Redis still has it.
@@ -439,12 +440,16 @@ impl Runner<'_> {
             Ok(Released::Unconfirmed(error)) => {
                 self.explain(format_args!("Redis has not confirmed the release: {error}"));
             }
-            Ok(_) => self.explain(format_args!("released {names}, after {}", Code(code))),
+            Ok(_) if was_started => {
+                self.explain(format_args!("released {names}, after {}", Code(code)));
+            }
+            Ok(_) => self.explain(format_args!("released {names}")),
             Err(error) => {
-                return Err(Failure::new(
-                    LOST,
-                    format!("{error}; the command had ended with {} by then", Code(code)),
-                ));
+                let command = match was_started {
+                    true => format!("the command had ended with {} by then", Code(code)),
+                    false => "the command was not started".to_owned(),
+                };
+                return Err(Failure::new(LOST, format!("{error}; {command}")));
             }
         }
         Ok(match is_interrupted {

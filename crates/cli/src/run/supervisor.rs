@@ -44,13 +44,15 @@ pub enum Outcome {
     Exited(u8),
     /// By Ctrl-C, while the command had the terminal.
     Interrupted,
+    /// The command was not started, and this program ends with this exit code.
+    NotStarted(u8),
     /// The locks were lost, or could not be renewed, for this reason.
     Lost(String),
 }
 
 impl Outcome {
     /// The locks were lost before the start of the command.
-    pub fn not_started(reason: &impl Display) -> Self {
+    pub fn lost_before_start(reason: &impl Display) -> Self {
         Self::Lost(format!("{reason}; the command was not started"))
     }
 }
@@ -88,14 +90,14 @@ pub fn run(
 ) -> Result<Outcome, Failure> {
     let events = match signals.begin() {
         Ok(events) => events,
-        Err(signal) => return Ok(Outcome::Exited(signals::code(signal))),
+        Err(signal) => return Ok(Outcome::NotStarted(signals::code(signal))),
     };
     for hold in holds {
         hold.report_loss(Box::new(signals.loss_reporter()));
     }
     // The lock may have been lost since its grant, while this program was stopped.
     if let Err(reason) = set_deadline(holds, limits, group) {
-        return Ok(Outcome::not_started(&reason));
+        return Ok(Outcome::lost_before_start(&reason));
     }
     set_environment(command, holds);
     let terminal = Terminal::find(group.id());

@@ -5,12 +5,16 @@ use std::io::Write as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::Stdio;
+use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use leasehold::{Error, Run};
 use leasehold_testbed::eventually;
 use rustix::process::Signal;
 
-use crate::support::{LIMIT, Running, assert_ends, client, is_locked, output, result, run, server};
+use crate::support::{
+    LIMIT, Running, assert_ends, client, is_locked, output, result, run, server, url_without,
+};
 
 #[test]
 fn i1_runs_and_releases() {
@@ -352,6 +356,37 @@ fn a_once_runs_once() {
     let (code, out, errors) = start("echo again");
     assert_eq!((code, &*out), (0, ""));
     assert!(errors.contains("n:1 has run before"), "{errors}");
+}
+
+/// The lock is deleted during the wait for the name, and the program does not notice it before the release.
+#[test]
+fn a_lock_lost_before_a_once_that_does_not_run_is_reported() {
+    let server = server();
+    let client = client(&server);
+    let url = url_without(&server, "client|tracking");
+    let start = |key: &str, wait: &str| {
+        let mut command = run(&url);
+        command.args(["--ttl", "1h", "-w", wait, "--once", "n:1", key, "true"]);
+        let task = thread::spawn(move || result(&mut command));
+        assert!(eventually(LIMIT, || is_locked(&client, key)));
+        let delete = ["DEL", &format!("leasehold:{key}")];
+        server.command(&delete).expect("the server runs");
+        task
+    };
+    let mut waiting = Vec::new();
+    // Another program runs the work. The first run waits for too short a time, and the second one until it is done.
+    let ran = client.once("n:1").run(|_| {
+        waiting.push(start("a", "5"));
+        assert!(eventually(LIMIT, || waiting[0].is_finished()));
+        waiting.push(start("b", "1h"));
+        Ok::<_, Error>(())
+    });
+    assert_eq!(ran.expect("the server runs"), Run::Ran(()));
+    for task in waiting {
+        let (code, _, errors) = task.join().expect("the program ends");
+        assert_eq!(code, 75, "{errors}");
+        assert!(errors.contains("the command was not started"), "{errors}");
+    }
 }
 
 #[test]
