@@ -2,6 +2,8 @@
 #![cfg(feature = "serde")]
 #![allow(clippy::unwrap_used)]
 
+use std::time::UNIX_EPOCH;
+
 use leasehold::{ErrorKind, HolderId, LossReason, MemoryStore};
 use serde_json::{Value, from_value, json, to_value};
 
@@ -16,11 +18,14 @@ fn lock_info_is_written_without_its_ticket() {
         client.holder_id().as_str(),
         guard.fencing_token().to_string(),
     );
+    let granted_at = found.holders()[0].granted_at().unwrap();
+    let granted_at = granted_at.duration_since(UNIX_EPOCH).unwrap();
     let expected = json!({
         "holder": holder,
         "fencing_token": token,
         "holders": [{
             "kind": "exclusive", "holder": holder, "id": null, "weight": null, "limit": null, "fencing_token": token,
+            "granted_at_ms": u64::try_from(granted_at.as_millis()).unwrap(),
         }],
         "clients_waiting": 0,
     });
@@ -56,7 +61,7 @@ fn shares_are_written_with_their_kind() {
         json!({
             "holders": [{
                 "kind": "reader", "holder": holder, "id": reader.id(), "weight": null, "limit": null,
-                "fencing_token": null,
+                "fencing_token": null, "granted_at_ms": null,
             }],
             "readers": 1,
             "clients_waiting": 0,
@@ -64,6 +69,7 @@ fn shares_are_written_with_their_kind() {
         json!({
             "holders": [{
                 "kind": "permits", "holder": holder, "id": permit.id(), "weight": 3, "limit": 8, "fencing_token": null,
+                "granted_at_ms": null,
             }],
             "taken": 3,
             "available": 5,

@@ -1,6 +1,6 @@
 //! Implementations for the feature `serde` that cannot be derived.
 
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use serde::de::{Deserialize, Deserializer, Error, Unexpected};
 use serde::ser::{Serialize, SerializeStruct, Serializer};
@@ -28,8 +28,9 @@ impl<'de> Deserialize<'de> for HolderId {
 }
 
 /// Writes `kind` (`exclusive`, `reader`, `permits` or `other_library`), `holder`, `id`, `weight`, `limit`,
-/// `fencing_token` (a string: JSON parsers round a number of that size) and `expires_in_ms`. A field that the holder
-/// does not have is null, and so is the `id` of an exclusive holder, which is enough to make a ticket.
+/// `fencing_token` (a string: JSON parsers round a number of that size), `expires_in_ms` and `granted_at_ms` (since
+/// 1970). A field that the holder does not have is null, and so is the `id` of an exclusive holder, which is enough to
+/// make a ticket.
 impl Serialize for HolderInfo {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let (kind, weight, limit) = match self.kind() {
@@ -40,7 +41,9 @@ impl Serialize for HolderInfo {
         };
         let is_share = matches!(kind, "reader" | "permits");
         let id = is_share.then(|| self.id());
-        let mut fields = serializer.serialize_struct("HolderInfo", 7)?;
+        let granted_at = self.granted_at();
+        let since_1970 = granted_at.and_then(|at| at.duration_since(UNIX_EPOCH).ok());
+        let mut fields = serializer.serialize_struct("HolderInfo", 8)?;
         fields.serialize_field("kind", kind)?;
         fields.serialize_field("holder", self.holder())?;
         fields.serialize_field("id", &id)?;
@@ -48,6 +51,7 @@ impl Serialize for HolderInfo {
         fields.serialize_field("limit", &limit)?;
         fields.serialize_field("fencing_token", &token_text(self.fencing_token()))?;
         fields.serialize_field("expires_in_ms", &self.expires_in().map(millis))?;
+        fields.serialize_field("granted_at_ms", &since_1970.map(millis))?;
         fields.end()
     }
 }
@@ -93,6 +97,6 @@ fn token_text(token: Option<u64>) -> Option<String> {
     token.map(|token| token.to_string())
 }
 
-fn millis(left: Duration) -> u64 {
-    u64::try_from(left.as_millis()).unwrap_or(u64::MAX)
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
