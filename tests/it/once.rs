@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use leasehold::crossbeam_channel::bounded;
-use leasehold::{Client, Error, ErrorKind, Run};
+use leasehold::crossbeam_channel::{Receiver, Sender, bounded};
+use leasehold::{Client, Error, ErrorKind, EventHandler, EventLock, Run};
 use leasehold_testbed::{OwnClock, Proxy, Reply, Server, eventually};
 
 use crate::child::{Child, Parent};
@@ -260,6 +260,48 @@ fn a_claim_without_a_reply_leaves_no_lock() {
     proxy.cut_all();
     proxy.hold_replies(false);
     assert_all_become_free(&server);
+}
+
+/// Lets a test change the network between the grant of a lock and the next request of its caller.
+struct AfterGrant {
+    granted: Sender<()>,
+    proceed: Receiver<()>,
+}
+
+impl EventHandler for AfterGrant {
+    fn acquired(&self, _: EventLock<'_>, _: Duration) {
+        let _ = self.granted.send(());
+        let _ = self.proceed.recv();
+    }
+}
+
+/// The server stores the record of the start, but its reply is lost. The work has not begun, so the record must not
+/// interrupt the next caller.
+#[test]
+fn a_start_without_a_reply_interrupts_no_other_caller() {
+    let server = server();
+    let proxy = Proxy::start(server.port()).unwrap();
+    let ((granted, is_granted), (go, proceed)) = (bounded(0), bounded(0));
+    let builder = steady(&proxy.url()).ttl(LONG_TTL).pipelines(1);
+    let builder = builder.event_handler(Arc::new(AfterGrant { granted, proceed }));
+    // Without a time for outages, the write is not repeated.
+    let client = builder.outage_timeout(Duration::ZERO).build().unwrap();
+    let run = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            is_granted.recv_timeout(SOON).unwrap();
+            proxy.hold_replies(true);
+            go.send(()).unwrap();
+            let value = in_redis("~value:k");
+            let is_stored = || ask(&server, &["HEXISTS", &value, "value"]).as_int() == Some(1);
+            assert!(eventually(SOON, is_stored));
+            proxy.cut_all();
+            proxy.hold_replies(false);
+        });
+        let once = client.once("k").at_most_once();
+        once.run(|_| -> Result<(), Error> { panic!("it must not run") })
+    });
+    assert!(run.unwrap_err().is_unavailable());
+    assert_eq!(succeed(&self::client(&server), "k"), Run::Ran("ok"));
 }
 
 /// The work has failed, so the record of its start must not interrupt the next caller.
