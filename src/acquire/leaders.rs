@@ -14,7 +14,8 @@
 //!    look is under way share the next one.
 //!
 //! An answer with a smaller token than one that was reported comes from a server that lacks later data. It does not
-//! count.
+//! count, unless it has the lock of the same grant: then Redis lacks only the value of the leader, and the observers get
+//! the leader without a value.
 //!
 //! Each observer has a channel with room for one state. A newer state replaces one that the observer has not received.
 

@@ -1,6 +1,7 @@
 //! Elections on a server: their requests, faults, and many observers. `conformance::election` tests the behaviour on
 //! every kind of store.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -14,9 +15,9 @@ use crate::child::{self, Child, Parent};
 use crate::conformance::election::{Watched, wait_for_candidates};
 use crate::steady::steady;
 use crate::support::{
-    LONG_TTL, SOON, Task, ask, assert_all_become_free, connections, held_keys, in_redis, is_held,
-    kill_connections, lock_requests, millis, notified_clients, queue, reads, script_calls, secs,
-    server, tracked, value_of, warm_up,
+    LONG_TTL, Recorder, SOON, Task, What, ask, assert_all_become_free, connections, held_keys,
+    in_redis, is_held, kill_connections, lock_requests, millis, notified_clients, queue, reads,
+    script_calls, secs, server, tracked, value_of, warm_up,
 };
 
 fn client(server: &Server) -> Client {
@@ -389,6 +390,34 @@ fn an_older_state_counts_as_no_answer() {
     let third = leader.election("k").campaign("third").unwrap();
     assert!(third.fencing_token() > token);
     states.wait_for("third");
+}
+
+/// After a hand-off, only the value in Redis contains the token of the leader.
+#[test]
+fn observers_know_a_leader_whose_value_was_deleted() {
+    let server = server();
+    let recorder = Recorder::new();
+    let builder = steady(&server.url()).ttl(LONG_TTL).hand_off_time(6 * SOON);
+    let leading = builder.event_handler(Arc::clone(&recorder));
+    let leading = leading.build().unwrap();
+    let mut states = Watched::new(&client(&server), "k");
+    let first = leading.election("k").campaign("first").unwrap();
+    let token = states.wait_for("first").fencing_token();
+    let election = leading.election("k");
+    let second = Task::start(move || election.campaign("second").unwrap());
+    recorder.wait_for(1, What::Contended, "k");
+    drop(first);
+    let second = second.within(SOON, "the next term");
+    assert_eq!(second.fencing_token(), token + 1, "it was handed off");
+    states.wait_for("second");
+    ask(&server, &["DEL", &in_redis("~value:k")]);
+    let LeaderState::Leader(leader) = states.next() else {
+        panic!("the leader holds the lock");
+    };
+    assert_eq!(leader.value(), None);
+    assert_eq!(leader.fencing_token(), second.fencing_token());
+    second.proclaim("again").unwrap();
+    states.wait_for("again");
 }
 
 /// The observer's process was stopped, so replies that it reads afterwards are old.

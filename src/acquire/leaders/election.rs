@@ -232,13 +232,20 @@ impl Election {
     ) {
         let lease = found.lock.as_ref().map(|(lock, _)| lock.lease);
         let expires_in = found.lock.as_ref().and_then(|(_, expires_in)| *expires_in);
-        let state = LeaderInfo::of(found).map_or(LeaderState::Vacant, LeaderState::Leader);
-        if let LeaderState::Leader(leader) = &state {
+        let mut leader = LeaderInfo::of(found);
+        if let Some(leader) = &mut leader {
             if leader.token < self.greatest {
-                return self.retry(now, self.ttl / 3);
+                if !leader.is_of_same_grant(self.greatest) {
+                    return self.retry(now, self.ttl / 3);
+                }
+                // After a hand-off within a client, only the value in Redis contains the token of the leader. The same
+                // lock is held, but Redis has lost this value.
+                leader.token = self.greatest;
+                leader.value = None;
             }
             self.greatest = leader.token;
         }
+        let state = leader.map_or(LeaderState::Vacant, LeaderState::Leader);
         self.lease = lease;
         self.answered(asked_at);
         let next = asked_at.after(self.pause(listens));

@@ -33,7 +33,8 @@ pub struct LeaderInfo {
 /// The example of [`LeaderInfo`] uses every method.
 impl LeaderInfo {
     /// The value that the leader has proclaimed in this term. `None` before its first proclamation: a leader that
-    /// waited for its term proclaims right after the grant. Never returns the value of an earlier leader.
+    /// waited for its term proclaims right after the grant. Also `None` if Redis has lost the value (by a `DEL` or an
+    /// eviction, for example), until the leader proclaims again. Never returns the value of an earlier leader.
     pub fn value(&self) -> Option<&[u8]> {
         self.value.as_deref()
     }
@@ -70,6 +71,12 @@ impl LeaderInfo {
             token: proclaimed.unwrap_or(granted),
             expires_in,
         })
+    }
+
+    /// Whether this leader and the leader with `token` follow from one grant of Redis: the client has handed the lock
+    /// off in between.
+    pub(super) fn is_of_same_grant(&self, token: u64) -> bool {
+        value::micros_of(self.token) == value::micros_of(token)
     }
 }
 

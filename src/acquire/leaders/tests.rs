@@ -141,6 +141,28 @@ fn an_older_state_counts_as_no_answer() {
     assert!(states.is_empty());
 }
 
+/// The leader has proclaimed its value after two hand-offs. The lock in Redis contains the token of the first leader.
+#[test]
+fn a_lost_value_leaves_the_leader_known() {
+    let term = token_of(7);
+    for (lost_to, value) in [
+        (0, "other"),
+        (term + 1, "earlier"),
+        (token_of(6), "last term"),
+    ] {
+        let (mut election, states) = election();
+        election.answer(found(7, term + 2, "a"), at(0), at(0), true);
+        assert_eq!(leader(states.try_recv().unwrap()).token, term + 2);
+        election.answer(found(7, lost_to, value), at(10), at(10), true);
+        let known = leader(states.try_recv().unwrap());
+        assert_eq!((known.token, known.value), (term + 2, None));
+        assert_eq!(election.unknown_at(), Some(at(10).after(validity(TTL))));
+        election.answer(found(7, term + 2, "b"), at(20), at(20), true);
+        let proclaimed = leader(states.try_recv().unwrap()).value;
+        assert_eq!(proclaimed.as_deref(), Some(&b"b"[..]));
+    }
+}
+
 #[test]
 fn a_renewal_is_an_answer_and_other_changes_need_a_look() {
     let (mut election, _states) = election();
