@@ -262,6 +262,11 @@ impl Command {
         matches!(self, Self::Acquire(acquire) if acquire.may_queue())
     }
 
+    /// Whether this is an acquire that gives the keys of its set back if its own key is taken.
+    pub fn gives_set_back(&self) -> bool {
+        matches!(self, Self::Acquire(acquire) if acquire.link == Link::NextOrNone)
+    }
+
     /// The release that undoes this command, if it is an acquire, an adoption or a conversion.
     pub fn undo(&self, now: MonotonicTime) -> Option<Release> {
         match self.if_unanswered(now) {

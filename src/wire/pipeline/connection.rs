@@ -615,6 +615,9 @@ impl PipelinedConnection {
     }
 
     /// Delivers the outcomes of a script `call`, and repeats acquires that were too early.
+    ///
+    /// An acquire that gives the keys of its set back is not repeated, but skipped, so that its caller sends the whole
+    /// set again. In a call without its set, the script would take the keys of another caller for those of the set.
     fn finish_outcomes(
         &mut self,
         context: &ScriptContext,
@@ -626,7 +629,10 @@ impl PipelinedConnection {
         let mut too_early = Vec::new();
         for (request, outcome) in requests.drain(..).zip(outcomes) {
             if is_too_early(&request, &outcome, &self.released_late) {
-                too_early.push(request);
+                match request.command.gives_set_back() {
+                    true => self.finish(request, Ok(Reply::Skipped), deliver),
+                    false => too_early.push(request),
+                }
                 continue;
             }
             if let (Command::Acquire(Acquire { key, .. }), Ok(reply)) = (&request.command, &outcome)

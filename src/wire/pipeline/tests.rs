@@ -14,7 +14,7 @@ use std::time::Instant;
 use leasehold_testbed::{Server, eventually};
 
 use super::*;
-use crate::command::{Acquire, Held, Inspect, Mode, Release, Reply};
+use crate::command::{Acquire, Held, Inspect, Link, Mode, Release, Reply};
 use crate::config::DEFAULT_MAX_REPLY;
 use crate::config::key::{Key, KeyLayout};
 use crate::report::loss::LossReason;
@@ -274,6 +274,51 @@ fn an_acquire_waits_for_releases_that_are_split() {
         panic!("{outcomes:?}");
     };
     assert_eq!(denied.kind(), ErrorKind::Denied);
+}
+
+/// The releases are split, so they are sent again behind the acquires. The acquire of another caller comes before those
+/// of a set: if the script took its key for one of the set, the set would be refused although its keys are free.
+#[test]
+fn a_set_is_not_sent_again_behind_another_callers_key() {
+    let f = fixture();
+    f.use_scripts_only();
+    let [a, other, forbidden] = ["a", "a-other", "b"].map(|name| f.acquire(name));
+    let forbids = ["ACL", "SETUSER", "default", "resetkeys", "~p:~*", "~p:a*"];
+    f.server.command(&forbids).unwrap();
+    let set = || {
+        let linked = |link, name| match acquire_of(name) {
+            Command::Acquire(acquire) => Command::Acquire(Acquire { link, ..acquire }),
+            _ => unreachable!("it is an acquire"),
+        };
+        [
+            linked(Link::First, "a-first"),
+            linked(Link::NextOrNone, "a"),
+        ]
+    };
+    let mut batch = vec![
+        Command::Release(f.release("b", forbidden)),
+        Command::Release(f.release("a-other", other)),
+        Command::Release(f.release("a", a)),
+        acquire_of("a-other"),
+    ];
+    batch.extend(set());
+    let outcomes = f.execute(batch);
+    let [
+        Err(_),
+        Ok(Reply::Done),
+        Ok(Reply::Done),
+        Ok(Reply::Granted { .. }),
+        Ok(Reply::Skipped),
+        Ok(Reply::Skipped),
+    ] = outcomes.as_slice()
+    else {
+        panic!("{outcomes:?}");
+    };
+    // After such a reply, the caller of the set sends it once more.
+    let outcomes = f.execute(set());
+    let is_granted = |outcome| matches!(outcome, Ok(Reply::Granted { .. }));
+    assert!(outcomes.into_iter().all(is_granted));
+    assert!(f.exists("a-other"));
 }
 
 #[test]
