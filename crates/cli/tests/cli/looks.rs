@@ -12,9 +12,14 @@ use crate::support::{
     LIMIT, Running, at, client, full, is_locked, program, result, server, url_without,
 };
 
-/// The objects that the program writes with `--json`, and its exit code.
+/// The objects that the program writes with `--json`, and its exit code. On a busy machine, a request may take longer than
+/// the default time-outs.
 fn objects(url: &str, arguments: &[&str]) -> (i32, Vec<Value>) {
-    let (code, text, _) = result(at(url).arg("--json").args(arguments));
+    let mut command = at(url);
+    for name in ["LEASEHOLD_CONNECT_TIMEOUT", "LEASEHOLD_COMMAND_TIMEOUT"] {
+        command.env(name, "30s");
+    }
+    let (code, text, _) = result(command.arg("--json").args(arguments));
     let object = |line: &str| serde_json::from_str(line).expect("it is JSON");
     (code, text.lines().map(object).collect())
 }
@@ -263,10 +268,9 @@ fn the_doctor_checks_notifications_in_each_way() {
     let server = server();
     let notifications = |url: &str, options: &[&str]| {
         let (_, checks) = objects(url, &[options, &["doctor"]].concat());
-        let check = checks
-            .iter()
-            .find(|check| check["check"] == "notifications");
-        let check = check.expect("it is checked");
+        let mut found = checks.iter();
+        let check = found.find(|check| check["check"] == "notifications");
+        let check = check.unwrap_or_else(|| panic!("not checked: {checks:?}"));
         (check["level"].clone(), check["text"].to_string())
     };
     let redisson = ["--compatible-with", "redisson-fenced", "--prefix", "app:"];
