@@ -11,7 +11,8 @@ use crate::command::{
     Acquire, Command, GrantMessage, Link, Mode, Outcome, QueueMode, QueuePlace, Reply, joined_at,
 };
 use crate::config::MAX_TTL;
-use crate::lease::{Check, Grant, Lease};
+use crate::config::key::Key;
+use crate::lease::{Check, Grant, Lease, Options};
 use crate::report::error::{Error, ErrorKind};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
@@ -169,12 +170,15 @@ impl Caller<'_, '_> {
         is_token_in_value: bool,
     ) -> Result<Attempt, Error> {
         let acquirer = self.acquirer;
-        acquirer.foreign_holders.forget(&self.request.key);
-        let grant = self.grant(sent.lease, token, is_token_in_value, sent.asked_at);
+        let LockRequest { key, options, .. } = self.request;
+        acquirer.foreign_holders.forget(key);
+        let grant = Grant {
+            is_token_in_value,
+            ..acquirer.new_grant(key, sent.lease, token, *options, sent.asked_at)
+        };
         match acquirer.lease_of(grant, self.request.check.clone(), sent.was_queued()) {
             Ok(lease) => {
-                let outage = acquirer.outage_of(&self.request.options);
-                outage.end(|| self.server());
+                acquirer.outage_of(options).end(|| self.server());
                 Ok(Attempt::Granted(lease))
             }
             // The grant came after its validity. This counts as an outage that begins now: until this reply, Redis was
@@ -344,39 +348,38 @@ impl Caller<'_, '_> {
         if whole_ttl_promised || has_to_be_acknowledged || is_short || !is_believed {
             return Ok(None);
         }
-        let grant = self.grant(entry.lease, message.token, true, entry.asked_at);
-        let check = self.request.check.clone();
-        match self.acquirer.lease_of(grant, check, true) {
+        let (acquirer, key) = (self.acquirer, &self.request.key);
+        let grant = acquirer.new_grant(key, entry.lease, message.token, options, entry.asked_at);
+        match acquirer.lease_of(grant, self.request.check.clone(), true) {
             Ok(lease) => Ok(Some(lease)),
             Err(late) if late.is_unavailable() => Ok(None),
             Err(error) => Err(error),
         }
     }
-
-    /// Describes the grant of `lease`. `asked_at` is before the grant.
-    fn grant(
-        &self,
-        lease: LeaseId,
-        token: u64,
-        is_token_in_value: bool,
-        asked_at: MonotonicTime,
-    ) -> Grant {
-        let (key, now) = (self.request.key.clone(), self.acquirer.watchdog.now());
-        let pool = self.acquirer.lease_pool(&key);
-        let options = pool.options.share(self.request.options);
-        Grant {
-            key,
-            id: lease,
-            token,
-            is_token_in_value,
-            options,
-            asked_at,
-            since: now,
-        }
-    }
 }
 
 impl Acquirer {
+    /// Describes a grant of `key` to the lease `id`, with the token in the lock's value. `asked_at` is before the
+    /// grant.
+    pub fn new_grant(
+        &self,
+        key: &Key,
+        id: LeaseId,
+        token: u64,
+        options: Options,
+        asked_at: MonotonicTime,
+    ) -> Grant {
+        Grant {
+            key: key.clone(),
+            id,
+            token,
+            is_token_in_value: true,
+            options: self.lease_pool(key).options.share(options),
+            asked_at,
+            since: self.watchdog.now(),
+        }
+    }
+
     /// Makes the lease of a grant, and schedules it with the watchdog. With `others_queued`, other clients may be
     /// queued in Redis for the key. If the grant came after its validity (`Timeout`) or after shutdown (`Shutdown`),
     /// releases it and returns an error.

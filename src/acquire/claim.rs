@@ -19,7 +19,7 @@ use crate::acquire::watch::{Bell, Watcher, Woken};
 use crate::acquire::{Acquirer, LockRequest, Until};
 use crate::command::{Claim, Command, LockAndValue, QueueMode, Reply};
 use crate::config::key::Key;
-use crate::lease::{Grant, Lease};
+use crate::lease::Lease;
 use crate::report::error::{Error, ErrorKind};
 use crate::store::TrackedKey;
 use crate::util::backoff::{Backoff, jittered};
@@ -178,8 +178,8 @@ impl Acquirer {
         term: Arc<[u8]>,
         until: Until,
     ) -> Result<Option<Campaign>, Error> {
-        self.check_open()
-            .map_err(|error| error.with_key(request.key.name()))?;
+        let named = |error: Error| error.with_key(request.key.name());
+        self.check_open().map_err(named)?;
         let observed = self.observe(&request.key, until);
         let (call, started) = (observed.call, observed.call.started);
         // A claim would go past other threads of this client that wait.
@@ -202,7 +202,7 @@ impl Acquirer {
             Some(Err(error)) if error.is_unavailable() && call.waits() => {
                 self.report_unavailable(&request.key, &error);
             }
-            Some(Err(error)) => return Err(error.with_key(request.key.name())),
+            Some(Err(error)) => return Err(named(error)),
         }
         let Some(mut lease) = self.acquire(request, until)? else {
             return Ok(None);
@@ -210,7 +210,6 @@ impl Acquirer {
         if !lease.grant().is_token_in_value {
             // The lock became free after the claim, and plain commands granted it. Observers need the token in the
             // lock's value, and an adoption writes it. The lock stays held in between.
-            let named = |error: Error| error.with_key(request.key.name());
             let mut ticket = self.transfer_out(&lease).map_err(named)?;
             ticket.options.renew_every = request.options.renew_every;
             let started = self.watchdog.now();
@@ -237,8 +236,7 @@ impl Acquirer {
         asked_at: MonotonicTime,
     ) -> Result<ClaimResult, Error> {
         let LockRequest { key, options, .. } = request;
-        let pool = self.lease_pool(key);
-        let id = pool.ids.next();
+        let id = self.lease_pool(key).ids.next();
         let command = Command::Claim(Claim {
             key: key.clone(),
             value: value.clone(),
@@ -253,15 +251,7 @@ impl Acquirer {
             Reply::LockAndValue(found) => return Ok(ClaimResult::NotGranted(found)),
             other => unreachable!("{other:?} in reply to a claim"),
         };
-        let grant = Grant {
-            key: key.clone(),
-            id,
-            token,
-            is_token_in_value: true,
-            options: pool.options.share(*options),
-            asked_at,
-            since: self.watchdog.now(),
-        };
+        let grant = self.new_grant(key, id, token, *options, asked_at);
         let lease = self.lease_of(grant, request.check.clone(), false)?;
         self.queues.hold(&lease);
         Ok(ClaimResult::Granted(lease))

@@ -77,7 +77,7 @@ impl Acquirer {
             }
             // Other holders cannot exclude a reader from the writer's key.
             Reply::Contended { .. } => {
-                let message = "Redis has refused to make the writer a reader; is another program in its place?";
+                let message = "the server has refused to make the writer a reader; check that it is Redis itself";
                 return Err(Error::new(ErrorKind::Protocol, message));
             }
             reply => {
@@ -127,7 +127,7 @@ impl Acquirer {
             return;
         }
         let now = self.watchdog.now();
-        let _ = self.watchdog.end_lease(lease, now).map(drop);
+        drop(self.watchdog.end_lease(lease, now));
         self.send_late_release(lease, now);
         self.queues.remove_holder(lease);
     }

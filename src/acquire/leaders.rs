@@ -288,9 +288,6 @@ impl Leaders {
                 ((id, listens), Request::new(Command::Look(look), deadline))
             })
             .unzip();
-        if requests.is_empty() {
-            return;
-        }
         self.store.execute(&mut requests);
         let now = self.watchdog.now();
         self.elections.change(|elections| {

@@ -439,7 +439,7 @@ impl<'a, 'r> Caller<'a, 'r> {
         let LockRequest { key, options, .. } = self.request;
         let mut now = joined_at;
         loop {
-            if let Some(lease) = self.waiter.handed_off() {
+            if let Some(lease) = self.waiter.take_handed_off() {
                 return Ok(Some(NewLease::HandedOff(lease)));
             }
             acquirer.check_open()?;

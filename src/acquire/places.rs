@@ -49,9 +49,9 @@ impl<'a> Places<'a> {
 /// When a waiter at this place asks again without a notification, if the lock expires at `expires_at`.
 pub fn ask_at(queued: QueuePlace, expires_at: MonotonicTime, now: MonotonicTime) -> MonotonicTime {
     let place = u32::try_from(queued.ahead).unwrap_or(u32::MAX);
-    let share = |of: u64| queued.ahead.max(of) as f64 / of as f64;
-    let near = LONGEST_TRUST.mul_f64(share(NEAR));
-    let far = FAR_TRUST.mul_f64(share(FAR));
+    let factor = |first: u64| queued.ahead.max(first) as f64 / first as f64;
+    let near = LONGEST_TRUST.mul_f64(factor(NEAR));
+    let far = FAR_TRUST.mul_f64(factor(FAR));
     let trust = jittered(near.min(far));
     let apart = ASK_APART.saturating_mul(place).min(ASK_LATEST);
     now.after(trust).min(expires_at.after(apart))

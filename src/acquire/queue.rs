@@ -323,18 +323,8 @@ impl LocalQueues {
         let (key, now) = (&next.grant().key, self.clock.now());
         let mut shard = self.shard(key);
         let removed = shard.remove_holder(before);
-        let mut lost = shard.lost_to(next);
-        lost.extend(shard.insert(next, now));
-        let joined = shard.let_readers_join(key, limits, now);
-        shard.wake_after_share(next);
-        shard.tidy(key);
-        drop(shard);
-        joined.iter().for_each(|reader| reader.ring());
+        add_granted(shard, next, limits, now);
         drop(removed);
-        for other in lost {
-            // Redis has found no other lease at the key.
-            other.lose(now, LossReason::Deleted);
-        }
     }
 
     /// Hands the lock off to the first waiter, if there is one and `pass_on` returns a lease for that waiter's options.
@@ -752,6 +742,27 @@ impl Shard {
     }
 }
 
+/// Adds a lease that Redis has granted, and unlocks the shard. The readers at the head of the queue join a reader's
+/// lease, within the limits of hand-offs. This client's other leases of the key that exclude `lease` are lost.
+fn add_granted(
+    mut shard: MutexGuard<'_, Shard>,
+    lease: &Arc<Lease>,
+    limits: HandOffs,
+    now: MonotonicTime,
+) {
+    let key = &lease.grant().key;
+    let mut lost = shard.lost_to(lease);
+    lost.extend(shard.insert(lease, now));
+    let joined = shard.let_readers_join(key, limits, now);
+    shard.wake_after_share(lease);
+    shard.tidy(key);
+    drop(shard);
+    joined.iter().for_each(|reader| reader.ring());
+    for other in lost {
+        other.lose(now, LossReason::Deleted);
+    }
+}
+
 impl KeyQueue {
     /// Removes the entry. Returns it if the caller has to release its lease. If a request for the lease has no reply
     /// yet, that request's caller releases the lease.
@@ -792,6 +803,10 @@ impl KeyQueue {
         }
     }
 
+    fn remove(&mut self, waiter: &Arc<Waiter>) {
+        self.waiters.retain(|other| !Arc::ptr_eq(other, waiter));
+    }
+
     fn is_first(&self, waiter: &Arc<Waiter>) -> bool {
         let first = self.waiters.front();
         first.is_some_and(|first| Arc::ptr_eq(first, waiter))
@@ -821,8 +836,8 @@ impl WaiterGuard<'_> {
 
     /// Takes the lease that another thread has handed off to this waiter, if there is one. The waiter is then no longer
     /// in the queue.
-    pub fn handed_off(&self) -> Option<Arc<Lease>> {
-        self.waiter.take_handed_off()
+    pub fn take_handed_off(&self) -> Option<Arc<Lease>> {
+        self.waiter.state.lock().handed_off.take()
     }
 
     /// Chooses the lease to ask Redis for. This is the lease of the queue's entry if the entry has this waiter's
@@ -911,10 +926,12 @@ impl WaiterGuard<'_> {
     /// have expired, so the next lease joins in front of all others.
     pub fn remove_missing_entry(&self, lease: LeaseId) -> Option<u64> {
         let mut shard = self.queues.shard(self.key);
-        let queue = shard.queues.get_mut(self.key)?;
+        let Shard {
+            queues, abandoned, ..
+        } = &mut *shard;
+        let queue = queues.get_mut(self.key)?;
         let entry = queue.entry.take_if(|entry| entry.lease == lease)?;
-        shard.abandoned.insert(lease, entry.options.mode);
-        let queue = shard.queues.get_mut(self.key)?;
+        abandoned.insert(lease, entry.options.mode);
         let relied_on = entry.notified && !entry.was_granted;
         let since = entry.since.or(queue.since);
         queue.since = if relied_on {
@@ -985,23 +1002,13 @@ impl WaiterGuard<'_> {
         let mut shard = self.queues.shard(self.key);
         let mut forced = None;
         if let Some(queue) = shard.queues.get_mut(self.key) {
-            queue.waiters.retain(|one| !Arc::ptr_eq(one, &self.waiter));
+            queue.remove(&self.waiter);
             queue.entry.take_if(|entry| entry.lease == lease.grant().id);
             (queue.since, queue.watch) = (None, None);
             forced = queue.forced.take();
         }
-        let mut lost = shard.lost_to(lease);
-        lost.extend(shard.insert(lease, now));
-        let joined = shard.let_readers_join(self.key, limits, now);
-        shard.wake_after_share(lease);
-        shard.tidy(self.key);
-        let handed_off = self.handed_off();
-        drop(shard);
-        joined.iter().for_each(|reader| reader.ring());
-        for before in lost {
-            // Redis has granted the lock again, so this client's older leases are lost.
-            before.lose(now, LossReason::Deleted);
-        }
+        let handed_off = self.take_handed_off();
+        add_granted(shard, lease, limits, now);
         let forced = forced.filter(|(start, _)| *start == lease.grant().id.start());
         (handed_off, forced.map(|(_, by)| by))
     }
@@ -1015,12 +1022,12 @@ impl WaiterGuard<'_> {
 
     fn quit(&self, panics: bool) -> (Option<Arc<Lease>>, Option<QueueEntry>) {
         let mut shard = self.queues.shard(self.key);
-        let handed_off = self.handed_off();
+        let handed_off = self.take_handed_off();
         let Some(queue) = shard.queues.get_mut(self.key) else {
             return (handed_off, None);
         };
         let was_first = queue.is_first(&self.waiter);
-        queue.waiters.retain(|one| !Arc::ptr_eq(one, &self.waiter));
+        queue.remove(&self.waiter);
         if was_first {
             if panics && let Some(entry) = &mut queue.entry {
                 // This thread panics, so it does not read the reply.
@@ -1029,11 +1036,8 @@ impl WaiterGuard<'_> {
             // The leaving waiter may have received a wake-up that it did not act upon, so the next waiter is woken.
             queue.wake();
         }
-        let abandoned = if queue.waiters.is_empty() {
-            queue.abandon()
-        } else {
-            None
-        };
+        let is_empty = queue.waiters.is_empty();
+        let abandoned = is_empty.then(|| queue.abandon()).flatten();
         if let Some(entry) = &abandoned {
             shard.abandoned.insert(entry.lease, entry.options.mode);
         }
@@ -1103,11 +1107,6 @@ impl Waiter {
     /// Stores a lease that is handed off to this waiter. The caller then calls `ring`.
     fn hand_off(&self, lease: Arc<Lease>) {
         self.state.lock().handed_off = Some(lease);
-    }
-
-    /// Takes the stored lease.
-    fn take_handed_off(&self) -> Option<Arc<Lease>> {
-        self.state.lock().handed_off.take()
     }
 
     /// Wakes the thread, which then reads its state.

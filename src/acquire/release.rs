@@ -20,7 +20,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::acquire::queue::{QueueEntry, WaiterGuard};
+use crate::acquire::queue::WaiterGuard;
 use crate::acquire::{Acquirer, LockRequest};
 use crate::command::{Command, Held, Mode, Outcome, Release, Request};
 use crate::config::key::Key;
@@ -295,18 +295,19 @@ impl Acquirer {
     /// Leaves the local queue without a grant. Releases a lease that another thread has handed off to this waiter. If
     /// no other thread waits, also releases the lease that the queue has asked Redis for.
     pub fn leave_queue(&self, request: &LockRequest, waiter: WaiterGuard<'_>) {
-        if let Some(entry) = self.leave_with_entry(waiter) {
-            self.release_unheld(request.key.clone(), entry.lease, &entry.options);
+        if let Some(release) = self.leave(request, waiter) {
+            self.store.send_release(release);
         }
     }
 
-    /// Does the same, but returns the entry whose lease the caller has to release.
-    pub fn leave_with_entry(&self, waiter: WaiterGuard<'_>) -> Option<QueueEntry> {
+    /// Leaves the local queue as [`leave_queue`](Self::leave_queue) does, but returns the release of the lease that the
+    /// queue has asked Redis for.
+    pub fn leave(&self, request: &LockRequest, waiter: WaiterGuard<'_>) -> Option<Release> {
         let (handed_off, abandoned) = waiter.leave();
         if let Some(lease) = handed_off {
             self.release(&lease, ONLY_GUARD);
         }
-        abandoned
+        abandoned.map(|entry| self.unheld(request.key.clone(), entry.lease, &entry.options))
     }
 
     /// Leaves the local queue with `lease`, which Redis has granted.

@@ -106,8 +106,8 @@ impl Acquirer {
             false => Ok(None),
         });
         let result = limited.map(|set| set.map(|()| std::mem::take(&mut held.leases)));
-        let is_away = result.as_ref().is_err_and(Error::is_unavailable);
-        held.release(is_away && first.options.replicas.is_none());
+        let is_outage = result.as_ref().is_err_and(Error::is_unavailable);
+        held.release(is_outage && first.options.replicas.is_none());
         self.wait_for_undos(&first.options, result.as_ref().err());
         let leases = self.report(observed, &first.key, result, |leases| {
             leases.as_ref()?.first().map(|lease| &**lease)
@@ -315,13 +315,6 @@ impl Acquirer {
         self.queues.hold(&limited);
         Ok(limited)
     }
-
-    /// Leaves the local queue without a grant, as [`leave_queue`](Self::leave_queue) does. If the queue has asked Redis
-    /// for a lease, returns the release of that lease.
-    fn leave(&self, request: &LockRequest, waiter: WaiterGuard<'_>) -> Option<Release> {
-        let abandoned = self.leave_with_entry(waiter);
-        abandoned.map(|entry| self.unheld(request.key.clone(), entry.lease, &entry.options))
-    }
 }
 
 impl<'r> Caller<'_, 'r> {
@@ -510,9 +503,9 @@ impl<'r> HeldKeys<'r> {
         true
     }
 
-    /// Releases all keys and the place in a queue, and waits for the replies. With `is_away`, leaves the releases to
-    /// the background.
-    fn release(&mut self, is_away: bool) {
+    /// Releases all keys and the place in a queue. Waits for the replies, or with `in_background` leaves the releases
+    /// to the background.
+    fn release(&mut self, in_background: bool) {
         let acquirer = self.acquirer;
         let leases = std::mem::take(&mut self.leases);
         let (mut releases, ended) = acquirer.end_all(&leases);
@@ -520,7 +513,7 @@ impl<'r> HeldKeys<'r> {
         if releases.is_empty() {
             return;
         }
-        if is_away {
+        if in_background {
             acquirer.store.send_releases(releases);
         } else {
             let deadline = acquirer.watchdog.now().after(acquirer.command_timeout);

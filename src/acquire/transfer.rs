@@ -10,7 +10,7 @@ use std::sync::Arc;
 use crate::acquire::wait::{FIRST_POLL, LONGEST_OUTAGE_POLL};
 use crate::acquire::{Acquirer, Until};
 use crate::command::{Adopt, Adoption, Command, Reply};
-use crate::lease::{Check, Grant, Lease, Ticket};
+use crate::lease::{Check, Lease, Ticket};
 use crate::report::error::{Error, ErrorKind};
 use crate::util::backoff::{Backoff, jittered};
 use crate::util::clock::MonotonicTime;
@@ -84,8 +84,8 @@ impl Acquirer {
     }
 
     fn try_adopt(&self, ticket: &Ticket, check: Option<&Check>) -> Result<Arc<Lease>, Error> {
-        let key = ticket.key.clone();
-        let lease = self.lease_pool(&key).ids.next();
+        let key = &ticket.key;
+        let lease = self.lease_pool(key).ids.next();
         let asked_at = self.watchdog.now();
         let mut options = ticket.options;
         let command = Command::Adopt(Adopt {
@@ -112,17 +112,8 @@ impl Acquirer {
         if options.renew_every.is_none() {
             options.ttl = expires_in;
         }
-        let now = self.watchdog.now();
-        let options = self.lease_pool(&key).options.share(options);
-        let grant = Grant {
-            key: key.clone(),
-            id: lease,
-            token,
-            is_token_in_value: true,
-            options,
-            asked_at,
-            since: now,
-        };
+        let grant = self.new_grant(key, lease, token, options, asked_at);
+        let now = grant.since;
         let adopted = self.lease_of(grant, check.cloned(), true)?;
         // The old holder may have extended the ttl beyond the ticket's ttl.
         adopted.extend_key_until(now.after(expires_in));

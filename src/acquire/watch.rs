@@ -42,7 +42,7 @@ impl Watches {
     pub fn remove(&self, key: &Key, watcher: &Arc<dyn Watcher>) {
         let mut watches = self.0.lock();
         if let Some(of_key) = watches.get_mut(key) {
-            of_key.retain(|one| !Arc::ptr_eq(one, watcher));
+            of_key.retain(|other| !Arc::ptr_eq(other, watcher));
             if of_key.is_empty() {
                 watches.remove(key);
             }
@@ -56,8 +56,8 @@ impl Watches {
     /// Reports a change of `key`. Returns whether to read the key.
     pub fn changed(&self, key: &Key) -> bool {
         let watchers = self.of(key);
-        let wanted = watchers.iter().filter(|watcher| watcher.changed());
-        wanted.count() > 0
+        // All watchers are told, not only those up to the first that returns true.
+        watchers.iter().filter(|watcher| watcher.changed()).count() > 0
     }
 
     /// Reports the result of a read of `key`.

@@ -292,7 +292,7 @@ impl Election {
         self.check_store()?;
         let (key, value) = (self.lock.key.clone()?, self.value_key()?);
         match self.lock.client.ask(Command::Look(Look { key, value }))? {
-            Reply::LockAndValue(found) => Ok(LeaderInfo::of(*found)),
+            Reply::LockAndValue(found) => Ok(LeaderInfo::new(*found)),
             other => unreachable!("{other:?} in reply to a look"),
         }
     }

@@ -232,7 +232,7 @@ impl Election {
     ) {
         let lease = found.lock.as_ref().map(|(lock, _)| lock.lease);
         let expires_in = found.lock.as_ref().and_then(|(_, expires_in)| *expires_in);
-        let mut leader = LeaderInfo::of(found);
+        let mut leader = LeaderInfo::new(found);
         if let Some(leader) = &mut leader {
             if leader.token < self.greatest {
                 if !leader.is_of_same_grant(self.greatest) {

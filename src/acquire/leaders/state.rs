@@ -57,7 +57,7 @@ impl LeaderInfo {
 
     /// The leader that a look has found. `None` if the lock is free, or if its holder was not elected: plain commands
     /// have granted the lock, so its value contains no token.
-    pub(crate) fn of(found: LockAndValue) -> Option<Self> {
+    pub(crate) fn new(found: LockAndValue) -> Option<Self> {
         let (lock, expires_in) = found.lock?;
         let granted = lock.token?;
         // Hand-offs within a client raise the low bits of the token. Redis does not see them.

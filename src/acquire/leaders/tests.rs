@@ -73,7 +73,7 @@ fn leader(state: LeaderState) -> LeaderInfo {
 #[test]
 fn a_value_counts_for_the_term_that_wrote_it() {
     let value = |found: LockAndValue| {
-        let leader = LeaderInfo::of(found).unwrap();
+        let leader = LeaderInfo::new(found).unwrap();
         (leader.token, leader.value.map(|value| value.to_vec()))
     };
     let term = token_of(7);
@@ -90,8 +90,8 @@ fn a_value_counts_for_the_term_that_wrote_it() {
     if let Some((lock, _)) = &mut unelected.lock {
         lock.token = None;
     }
-    assert_eq!(LeaderInfo::of(unelected), None);
-    assert_eq!(LeaderInfo::of(vacant()), None);
+    assert_eq!(LeaderInfo::new(unelected), None);
+    assert_eq!(LeaderInfo::new(vacant()), None);
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn an_observer_gets_the_newest_state_and_no_state_twice() {
     let (mut outbox, states) = Outbox::new(0);
     let state = |micros| {
         let found = found(micros, token_of(micros), "a");
-        LeaderState::Leader(LeaderInfo::of(found).unwrap())
+        LeaderState::Leader(LeaderInfo::new(found).unwrap())
     };
     outbox.send(&state(1));
     outbox.send(&state(2));

@@ -40,7 +40,7 @@ impl Readers {
         }
         let waiter = self.queues.join(&self.key, READ, None);
         loop {
-            if let Some(lease) = waiter.handed_off() {
+            if let Some(lease) = waiter.take_handed_off() {
                 waiter.leave();
                 return lease;
             }

@@ -165,9 +165,9 @@ fn only_the_first_waiter_gets_a_hand_off() {
             .map(|(next, _)| next)
     }));
     assert_eq!(one.sleep(far()), WakeReason::Woken);
-    let next = one.handed_off().unwrap();
+    let next = one.take_handed_off().unwrap();
     assert_eq!(next.grant().token, held.grant().token + 1);
-    assert!(two.handed_off().is_none());
+    assert!(two.take_handed_off().is_none());
     assert!(matches!(
         two.position(MonotonicTime::now()),
         QueuePosition::Held(_)

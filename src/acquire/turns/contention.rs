@@ -386,7 +386,7 @@ mod tests {
 
     /// Whether the pauses are between `shortest` and `longest` round trips and come close to both.
     fn span([least, greatest]: [Duration; 2], shortest: f64, longest: f64) -> bool {
-        let [shortest, longest] = [shortest, longest].map(|it| ROUND_TRIP.mul_f64(it));
+        let [shortest, longest] = [shortest, longest].map(|trips| ROUND_TRIP.mul_f64(trips));
         let tenth = (longest - shortest) / 10;
         (shortest..=shortest + tenth).contains(&least)
             && (longest - tenth..=longest).contains(&greatest)
@@ -488,21 +488,21 @@ mod tests {
     fn rivals_are_the_holders_of_recent_turns() {
         let (contention, key) = with_rivals(3);
         let now = MonotonicTime::now();
-        let note = |turn: Turn| {
+        let record = |turn: Turn| {
             contention.record_turn(&key, turn, now);
         };
         let rivals = || contention.lock_record(&key).rivals(now);
         assert_eq!(rivals(), 3);
-        note(turn(0));
+        record(turn(0));
         assert_eq!(rivals(), 3);
         // Many reads of one long turn do not change the rivals.
         let long = turn(1);
-        (0..2 * RECENT_TURNS).for_each(|_| note(long.clone()));
+        (0..2 * RECENT_TURNS).for_each(|_| record(long.clone()));
         assert_eq!(rivals(), 3);
         // One rival with many turns is left.
-        (0..RECENT_TURNS).for_each(|_| note(turn(1)));
+        (0..RECENT_TURNS).for_each(|_| record(turn(1)));
         assert_eq!(rivals(), 1);
-        (0..2 * RECENT_TURNS).for_each(|n| note(turn(n)));
+        (0..2 * RECENT_TURNS).for_each(|n| record(turn(n)));
         assert_eq!(rivals(), RECENT_TURNS);
     }
 

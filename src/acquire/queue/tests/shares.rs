@@ -76,12 +76,12 @@ fn readers_behind_a_reader_enter_with_it() {
     let [one, two, three] = readers;
     for reader in [one, two] {
         assert_eq!(reader.sleep(far()), WakeReason::Woken);
-        let joined = reader.handed_off().expect("it has joined");
+        let joined = reader.take_handed_off().expect("it has joined");
         assert!(Arc::ptr_eq(&joined, &lease));
     }
     // The limits allow two joins.
     assert_eq!(three.sleep(far()), WakeReason::Woken);
-    assert!(is_first(&three) && three.handed_off().is_none());
+    assert!(is_first(&three) && three.take_handed_off().is_none());
     three.leave();
     assert!(is_first(&writer));
     assert!(joined(&queues, &key, READ).is_none(), "a writer waits");
@@ -108,7 +108,7 @@ fn waiting_readers_enter_with_a_downgraded_writer() {
         WakeReason::Woken,
         "it asks Redis"
     );
-    let joined = readers.map(|reader| reader.handed_off().is_some());
+    let joined = readers.map(|reader| reader.take_handed_off().is_some());
     assert_eq!(joined, [true, true, false]);
 }
 
@@ -120,7 +120,7 @@ fn readers_behind_a_writer_do_not_pass_it() {
     let reader = queues.join(&key, READ, None);
     let lease = share(&key, READ);
     assert!(first.leave_with(&lease, LIMITS).0.is_none());
-    assert!(reader.handed_off().is_none());
+    assert!(reader.take_handed_off().is_none());
     assert!(queues.remove_guard(&lease));
 }
 
@@ -174,7 +174,7 @@ fn a_permit_is_handed_off_to_the_next_waiter() {
         assert_eq!(options, PERMIT);
         Some(Arc::clone(&next))
     }));
-    assert!(one.handed_off().is_some());
+    assert!(one.take_handed_off().is_some());
     assert_eq!(two.sleep(far()), WakeReason::Woken, "it asks Redis");
     assert!(!queues.hand_off(&share(&key, PERMIT), |_| panic!("not held")));
     one.leave();
