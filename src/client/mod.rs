@@ -957,7 +957,7 @@ fn environment_check(
         };
         let found = check_environment(&*store, &address, &config);
         for finding in found.unwrap_or_default() {
-            callbacks.queue_finding(finding);
+            callbacks.queue_warning(move |events| events.environment_warning(&finding));
         }
     };
     move || {

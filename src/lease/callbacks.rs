@@ -22,7 +22,6 @@ use parking_lot::Mutex;
 use crate::config::key::Key;
 use crate::lease::Lease;
 use crate::process::threads::ThreadGroup;
-use crate::report::environment::EnvironmentFinding;
 use crate::report::error::Error;
 use crate::report::event::{EventHandler, EventLock};
 use crate::report::loss::LossReason;
@@ -195,11 +194,6 @@ impl CallbackExecutor {
             let events = Arc::clone(events);
             self.queue_bounded(move || event(&*events));
         }
-    }
-
-    /// Queues a finding about the environment for tracing and the client's event handler.
-    pub fn queue_finding(&self, finding: EnvironmentFinding) {
-        self.queue_warning(move |events| events.environment_warning(&finding));
     }
 
     /// Queues a warning for tracing, metrics and the client's event handler.

@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use crate::lease::{Extras, Grant, Lease, LeaseRemains, Phase, State, TRACK_AFTER};
 use crate::util::clock::MonotonicTime;
-use crate::util::sync::Mutex;
 
 impl Lease {
     /// Begins a conversion. If another change of the ttl is under way, waits for its end. Returns false if that change
@@ -27,10 +26,11 @@ impl Lease {
     /// The ttl to ask for: the full ttl, or the rest of the validity if that is longer or the lease is not renewed.
     pub fn conversion_ttl(&self, now: MonotonicTime) -> Duration {
         let is_renewed = self.grant.options.renew_every.is_some() && !self.is_renewal_stopped();
-        match is_renewed {
-            true => self.at_least_validity(self.renewal_ttl(now), now),
-            false => self.at_least_validity(Duration::ZERO, now),
-        }
+        let ttl = match is_renewed {
+            true => self.renewal_ttl(now),
+            false => Duration::ZERO,
+        };
+        self.at_least_validity(ttl, now)
     }
 
     /// Ends a conversion that Redis has refused: the lease stays held. Returns true if the key was reported not to
@@ -71,30 +71,18 @@ impl Lease {
             (extras.warn_at.take(), stopped, extras.checking)
         });
         let mut next = State {
-            phase: Phase::Held,
-            valid_until: state.valid_until,
-            key_until: state.key_until,
             capped: state.capped,
             renew_at: state.renew_at,
-            renewal_due: false,
             track_at: Some(now.after(TRACK_AFTER)),
-            tracked: false,
-            ttl_changing: false,
-            is_converting: false,
-            no_hand_off: false,
             others_queued: true,
-            timer: None,
             extras: Extras::new_if_needed(detached.check.take(), warn_at),
+            ..State::held(state.valid_until, state.key_until)
         };
         if checking || stopped.is_some() {
             let extras = next.extras();
             (extras.checking, extras.renewal_stopped) = (checking, stopped);
         }
-        let next = Arc::new(Self {
-            grant,
-            callbacks: Arc::clone(&self.callbacks),
-            state: Mutex::new(next),
-        });
+        let next = Arc::new(Self::with_state(grant, Arc::clone(&self.callbacks), next));
         if checking {
             state.extras().converted_to = Some(Arc::downgrade(&next));
         }

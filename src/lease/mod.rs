@@ -260,28 +260,24 @@ impl Lease {
         let capped = grant.is_capped(grant.asked_at, grant.ttl());
         let renew_at = grant.next_renewal(grant.asked_at, capped);
         let warn_at = grant.options.hold_warning_at(grant.asked_at);
-        let extras = Extras::new_if_needed(check, warn_at);
         let first_ttl = grant.options.first_ttl();
+        // Redis granted the lock before `since`. The added 2 % allow for clocks that run at different speeds.
+        let key_until = grant.since.after(first_ttl + first_ttl / 50);
+        let state = State {
+            capped,
+            renew_at,
+            track_at: Some(grant.since.after(TRACK_AFTER)),
+            extras: Extras::new_if_needed(check, warn_at),
+            ..State::held(valid_until, key_until)
+        };
+        Self::with_state(grant, callbacks, state)
+    }
+
+    fn with_state(grant: Grant, callbacks: Arc<CallbackExecutor>, state: State) -> Self {
         Self {
-            callbacks,
-            state: Mutex::new(State {
-                phase: Phase::Held,
-                valid_until,
-                // Redis granted the lock before `since`. The added 2 % allow for clocks that run at different speeds.
-                key_until: grant.since.after(first_ttl + first_ttl / 50),
-                capped,
-                renew_at,
-                renewal_due: false,
-                track_at: Some(grant.since.after(TRACK_AFTER)),
-                tracked: false,
-                ttl_changing: false,
-                is_converting: false,
-                no_hand_off: false,
-                others_queued: false,
-                timer: None,
-                extras,
-            }),
             grant,
+            callbacks,
+            state: Mutex::new(state),
         }
     }
 
@@ -385,31 +381,19 @@ impl Lease {
             asked_at: now,
             ..self.grant.clone()
         };
+        let valid_until = grant.at_most_hold_until(state.valid_until);
         let next = State {
-            phase: Phase::Held,
-            valid_until: grant.at_most_hold_until(state.valid_until),
-            key_until: state.key_until,
-            capped: false,
             // If a renewal is due and has not begun, this time is in the past.
             renew_at: state.renew_at,
-            renewal_due: false,
             track_at: (!state.tracked).then(|| now.after(TRACK_AFTER)),
-            tracked: false,
-            ttl_changing: false,
-            is_converting: false,
-            no_hand_off: false,
             others_queued: state.others_queued,
-            timer: None,
             extras: Extras::new_if_needed(None, options.hold_warning_at(now)),
+            ..State::held(valid_until, state.key_until)
         };
         state.phase = Phase::Released;
         let detached = state.detach();
         drop(state);
-        let next = Self {
-            grant,
-            callbacks: Arc::clone(&self.callbacks),
-            state: Mutex::new(next),
-        };
+        let next = Self::with_state(grant, Arc::clone(&self.callbacks), next);
         Some((Arc::new(next), detached))
     }
 
@@ -629,6 +613,26 @@ impl Lease {
 }
 
 impl State {
+    /// The state of a held lease that has no timer and is not renewed.
+    fn held(valid_until: MonotonicTime, key_until: MonotonicTime) -> Self {
+        Self {
+            phase: Phase::Held,
+            valid_until,
+            key_until,
+            capped: false,
+            renew_at: None,
+            renewal_due: false,
+            track_at: None,
+            tracked: false,
+            ttl_changing: false,
+            is_converting: false,
+            no_hand_off: false,
+            others_queued: false,
+            timer: None,
+            extras: None,
+        }
+    }
+
     fn extras(&mut self) -> &mut Extras {
         self.extras.get_or_insert_default()
     }

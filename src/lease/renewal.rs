@@ -66,10 +66,9 @@ impl Lease {
         }
         let mut renew = !state.renewal_due && state.renew_at.is_some_and(|at| at <= now);
         state.renewal_due |= renew;
-        if let Some(extras) = state
-            .extras
-            .as_mut()
-            .filter(|extras| renew && extras.check.is_some())
+        if renew
+            && let Some(extras) = &mut state.extras
+            && extras.check.is_some()
         {
             // A check that is queued or running is not queued again.
             renew = !std::mem::replace(&mut extras.checking, true);

@@ -72,6 +72,11 @@ impl Fixture {
         self.asked_at.after(seconds * SECOND)
     }
 
+    fn begin_ttl_change(&self) -> bool {
+        self.lease
+            .begin_ttl_change(MonotonicTime::now(), MonotonicTime::now)
+    }
+
     /// Waits until the callback thread has run everything in its queue.
     fn finish(self) {
         self.callbacks.stop();
@@ -193,10 +198,7 @@ fn a_renewal_is_due_once() {
         no_action_before(end),
         "one at a time"
     );
-    assert!(
-        f.lease
-            .begin_ttl_change(MonotonicTime::now(), MonotonicTime::now)
-    );
+    assert!(f.begin_ttl_change());
     f.lease.finish_ttl_change(f.at(11), f.at(10), 30 * SECOND);
     assert_eq!(
         f.lease.take_due(f.at(12), set_timer),
@@ -209,10 +211,7 @@ fn a_renewal_is_due_once() {
 fn a_failed_renewal_is_due_at_its_retry() {
     let f = lease(|_| {});
     f.lease.take_due(f.at(10), set_timer);
-    assert!(
-        f.lease
-            .begin_ttl_change(MonotonicTime::now(), MonotonicTime::now)
-    );
+    assert!(f.begin_ttl_change());
     f.lease
         .fail_ttl_change(MonotonicTime::now(), 30 * SECOND, Some(f.at(11)));
     assert_eq!(
@@ -224,21 +223,11 @@ fn a_failed_renewal_is_due_at_its_retry() {
 #[test]
 fn changes_of_the_ttl_are_serialised() {
     let f = lease(|_| {});
-    assert!(
-        f.lease
-            .begin_ttl_change(MonotonicTime::now(), MonotonicTime::now)
-    );
-    assert!(
-        !f.lease
-            .begin_ttl_change(MonotonicTime::now(), MonotonicTime::now),
-        "a change is under way"
-    );
+    assert!(f.begin_ttl_change());
+    assert!(!f.begin_ttl_change(), "a change is under way");
     f.lease
         .fail_ttl_change(MonotonicTime::now(), 30 * SECOND, None);
-    assert!(
-        f.lease
-            .begin_ttl_change(MonotonicTime::now(), MonotonicTime::now)
-    );
+    assert!(f.begin_ttl_change());
 }
 
 #[test]
@@ -294,20 +283,14 @@ fn a_released_lease_sets_no_timer() {
         f.lease.take_due(f.at(10), |_, _| unreachable!()),
         DueActions::Ended
     );
-    assert!(
-        !f.lease
-            .begin_ttl_change(MonotonicTime::now(), MonotonicTime::now)
-    );
+    assert!(!f.begin_ttl_change());
 }
 
 #[test]
 fn an_unanswered_renewal_moves_key_until() {
     let f = lease(|_| {});
     let before = f.lease.key_until();
-    assert!(
-        f.lease
-            .begin_ttl_change(MonotonicTime::now(), MonotonicTime::now)
-    );
+    assert!(f.begin_ttl_change());
     f.lease
         .fail_ttl_change(f.lease.grant().since, 3600 * SECOND, None);
     assert_eq!(f.lease.key_until(), before.after(3600 * SECOND));
@@ -380,10 +363,7 @@ fn hand_off_needs_equal_options_and_steady_ttl() {
         f.lease.hand_off(f.at(1), options).is_none(),
         "other options"
     );
-    assert!(
-        f.lease
-            .begin_ttl_change(MonotonicTime::now(), MonotonicTime::now)
-    );
+    assert!(f.begin_ttl_change());
     assert!(hand_off(&f, f.at(1)).is_none(), "the ttl is being changed");
     let f = lease(|grant| Arc::make_mut(&mut grant.options).renew_every = None);
     assert!(hand_off(&f, f.at(1)).is_none(), "a fixed ttl");
