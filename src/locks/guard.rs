@@ -90,7 +90,7 @@ impl Guard {
             Ok(Released::Unconfirmed(_)) => "unconfirmed",
             Err(_) => "lost",
         };
-        self.report_end(outcome, outcome == "released");
+        self.end(outcome, outcome == "released");
         match result {
             Ok(Released::Unconfirmed(error)) => {
                 Ok(Released::Unconfirmed(error.with_key(self.key())))
@@ -108,32 +108,32 @@ impl Guard {
         };
         let live = first.client.live().map(|client| &client.acquirer);
         let acquirer = live.map_err(|error| error.with_key(first.key()))?;
-        let leases: Vec<Arc<Lease>> = guards.iter().map(|it| Arc::clone(&it.lease)).collect();
-        let results = acquirer.release_all_confirmed(&leases);
+        let results = acquirer.release_all_confirmed(&Self::leases(&guards));
         let mut released = Released::Confirmed;
-        let mut first_loss: Option<(u64, Error)> = None;
+        let mut losses = Vec::new();
         for (guard, result) in guards.iter_mut().zip(results) {
-            guard.has_ended = true;
             match guard.end_unlocked(result) {
                 Ok(result) if released.is_confirmed() => released = result,
                 Ok(_) => {}
-                Err(lost) => {
-                    let number = guard.lease.loss_number();
-                    if first_loss.as_ref().is_none_or(|(first, _)| number < *first) {
-                        first_loss = Some((number, lost));
-                    }
-                }
+                Err(lost) => losses.push((guard.lease.loss_number(), lost)),
             }
         }
-        first_loss.map_or(Ok(released), |(_, lost)| Err(lost))
+        let first = losses.into_iter().min_by_key(|(number, _)| *number);
+        first.map_or(Ok(released), |(_, lost)| Err(lost))
+    }
+
+    fn leases(guards: &[Self]) -> Vec<Arc<Lease>> {
+        guards
+            .iter()
+            .map(|guard| Arc::clone(&guard.lease))
+            .collect()
     }
 
     /// Ends several guards after a closure, as [`finish`](Self::finish) ends one.
     pub fn finish_all(mut guards: Vec<Self>) -> Result<(), Error> {
         for guard in &mut guards {
             if guard.live()?.acquirer.hand_off(&guard.lease) {
-                guard.has_ended = true;
-                guard.report_end("handed_off", false);
+                guard.end("handed_off", false);
             }
         }
         guards.retain(|guard| !guard.has_ended);
@@ -150,11 +150,9 @@ impl Guard {
             return;
         };
         guards.retain(|guard| !guard.has_ended);
-        let leases: Vec<Arc<Lease>> = guards.iter().map(|it| Arc::clone(&it.lease)).collect();
-        let outcomes = live.acquirer.release_all(&leases);
+        let outcomes = live.acquirer.release_all(&Self::leases(&guards));
         for (guard, outcome) in guards.iter_mut().zip(outcomes) {
-            guard.has_ended = true;
-            guard.report_end(outcome.name(), false);
+            guard.end(outcome.name(), false);
         }
     }
 
@@ -168,8 +166,7 @@ impl Guard {
             let checked = guard.check_extension(client, duration);
             checked.map_err(|error| error.with_key(guard.key()))?;
         }
-        let leases: Vec<Arc<Lease>> = guards.iter().map(|it| Arc::clone(&it.lease)).collect();
-        let results = client.watchdog.extend_all(&leases, duration);
+        let results = client.watchdog.extend_all(&Self::leases(guards), duration);
         for (guard, result) in guards.iter().zip(results) {
             result.map_err(|error| error.with_key(guard.key()))?;
         }
@@ -180,8 +177,7 @@ impl Guard {
     /// it as [`unlock`](Self::unlock) does. A lock that is known to be lost is never handed off.
     pub fn finish(mut self) -> Result<(), Error> {
         if self.live()?.acquirer.hand_off(&self.lease) {
-            self.has_ended = true;
-            self.report_end("handed_off", false);
+            self.end("handed_off", false);
             return Ok(());
         }
         self.unlock().map(drop)

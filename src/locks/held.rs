@@ -32,12 +32,16 @@ impl Holders {
             Reply::Shared(found) => Self {
                 taken: found.taken,
                 queued: found.queued,
-                listed: found.shares.into_iter().map(HolderInfo::of_share).collect(),
+                listed: found
+                    .shares
+                    .into_iter()
+                    .map(HolderInfo::from_share)
+                    .collect(),
             },
             Reply::Foreign(found) => Self {
                 taken: 1,
                 queued: 0,
-                listed: vec![HolderInfo::of_another_library(found)],
+                listed: vec![HolderInfo::from_foreign(found)],
             },
             _ => Self::default(),
         }
@@ -114,7 +118,7 @@ pub struct HolderInfo {
 
 /// The examples of [`HolderInfo`] and [`HolderKind`] use every method.
 impl HolderInfo {
-    fn of_share(share: FoundShare) -> Self {
+    fn from_share(share: FoundShare) -> Self {
         Self {
             kind: match share.mode {
                 Mode::Exclusive => HolderKind::Exclusive,
@@ -128,7 +132,7 @@ impl HolderInfo {
         }
     }
 
-    fn of_another_library(found: Foreign) -> Self {
+    fn from_foreign(found: Foreign) -> Self {
         let redis_type = found.redis_type;
         Self {
             kind: HolderKind::OtherLibrary { redis_type },
