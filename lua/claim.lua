@@ -63,15 +63,14 @@ for i = 1, n do
       local text = 'lh1 ' .. lease .. ' ' .. micros .. ' ' .. holder
       local set = refused or redis.pcall('SET', key, text, 'NX', 'PX', ttl)
       local written = set.ok and redis.pcall('ZADD', counter, micros, 't')
-      if token and type(written) == 'number' then
+      if type(written) == 'number' then
         used = micros
-        written = redis.pcall('HSET', value_key, 'token', token, 'value', string.sub(term, 2))
+        if token then written = redis.pcall('HSET', value_key, 'token', token, 'value', string.sub(term, 2)) end
       end
       -- Undo the grant if the counter was not written, since a later grant could get the same token, or if the value
       -- of a candidate was not written.
       if type(written) == 'table' then redis.pcall('DEL', key) end
       result = type(written) == 'number' and micros or written or set
-      if type(written) == 'number' then used = micros end
     else
       local left = value and redis.pcall('PTTL', key) or -2
       if left == -1 and ttl ~= '0' then

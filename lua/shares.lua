@@ -98,8 +98,8 @@ local function use_shares()
     end
     if till < 0 then redis.pcall('PEXPIREAT', key, set.ends + 1000) end
     -- Clients never make a larger set, but another user can.
-    local are_ended = redis.pcall('ZCOUNT', key, '-inf', '(' .. now_ms) ~= 0
-    for _ = 1, are_ended and 80 or 0 do
+    local has_ended = redis.pcall('ZCOUNT', key, '-inf', '(' .. now_ms) ~= 0
+    for _ = 1, has_ended and 80 or 0 do
       local late = set.late or {}
       local ended = redis.pcall('ZRANGE', key, '-inf', '(' .. now_ms, 'BYSCORE', 'LIMIT', #late, '128', 'WITHSCORES')
       if ended.err then return ended end

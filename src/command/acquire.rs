@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use crate::command::encoder::Encoder;
 use crate::command::keyspace::queue::Waiter;
 use crate::command::keyspace::shares::mixed;
-use crate::command::keyspace::{Entry, Keyspace, Notification, Step, no_lock, token};
+use crate::command::keyspace::{Entry, Keyspace, Step, no_lock, token};
 use crate::command::results::{foreign_lock, granted, millis};
 use crate::command::script::{Layout, Results, Script};
 use crate::command::{Call, CallContext, IfUnanswered, Mode, Outcome, Release, Reply};
@@ -103,13 +103,8 @@ impl Call for Acquire {
     fn model(&self, keyspace: &mut Keyspace, step: &mut Step<'_>) -> Outcome {
         let (key, lease, ttl) = (&self.key, self.lease, self.ttl);
         let queue_mode = self.queue_mode;
-        let own = Waiter {
-            since: 0,
-            lease,
-            mode: self.mode,
-            ttl: (!queue_mode.polls()).then_some(ttl),
-            holder: step.by.clone(),
-        };
+        let own_ttl = (!queue_mode.polls()).then_some(ttl);
+        let own = Waiter::new(lease, self.mode, own_ttl, step.by);
         let waits = matches!(queue_mode, QueueMode::Existing { .. });
         let may_wait = self.may_queue() || !self.mode.is_exclusive();
         let keeps_late = may_wait && keyspace.queues.contains_key(key);
@@ -127,7 +122,7 @@ impl Call for Acquire {
                 // While the lease was queued, another client's release granted it the key.
                 lock.expires_at = step.now.after(ttl);
                 lock.doubt = None;
-                step.notifications.push(Notification::Changed(key.clone()));
+                step.changed(key);
                 let token = token(lock.micros);
                 return Ok(Reply::granted(token));
             }
@@ -171,7 +166,7 @@ impl Call for Acquire {
         if let Some(Entry::Lock(lock)) = keyspace.entries.get_mut(key)
             && !std::mem::replace(&mut lock.marked, true)
         {
-            step.notifications.push(Notification::Changed(key.clone()));
+            step.changed(key);
         }
         if let Some(doubt) = doubt
             && left == Some(Duration::ZERO)
@@ -198,11 +193,7 @@ fn read(result: &mut Value) -> Option<Outcome> {
     Some(Ok(match result {
         Value::BulkString(micros) => return Some(granted(micros)),
         Value::Nil => Reply::Skipped,
-        Value::Int(ms) => Reply::Contended {
-            expires_in: millis(*ms),
-            queued: None,
-            shared: None,
-        },
+        Value::Int(ms) => Reply::contended(millis(*ms)),
         Value::Array(queued) => {
             let number = |value: &Value| match value {
                 Value::Int(number) => u64::try_from(*number).ok(),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use redis::Value;
 
 use crate::command::encoder::Encoder;
-use crate::command::keyspace::{Entry, Keyspace, Notification, Step, token};
+use crate::command::keyspace::{Entry, Keyspace, Step, token};
 use crate::command::results::{millis, taken, wrong_type};
 use crate::command::script::{Layout, Results, Script};
 use crate::command::value;
@@ -68,29 +68,22 @@ impl Call for Adopt {
 
     fn model(&self, keyspace: &mut Keyspace, step: &mut Step<'_>) -> Outcome {
         let (key, lease) = (&self.key, self.lease);
-        let ticket = (self.grant.from, value::micros_of(self.grant.token));
+        let granted = value::micros_of(self.grant.token);
         let ttl = self.grant.renew.then_some(self.grant.ttl);
         let micros = keyspace.next_micros(step);
         let reached = step.micros().max(keyspace.last_micros);
         let lock = match keyspace.entries.get_mut(key) {
-            Some(Entry::Lock(lock)) => lock,
-            Some(Entry::Fenced { .. } | Entry::Shares(_)) => {
-                return Ok(Reply::Taken { by: None });
-            }
+            Some(Entry::Lock(lock)) if lock.lease == self.grant.from && granted <= reached => lock,
+            Some(entry) => return Ok(entry.taken()),
             None => return Ok(Reply::Missing),
         };
-        let (from, ticket_micros) = ticket;
-        if lock.lease != from || ticket_micros > reached {
-            let by = Some(lock.holder.clone());
-            return Ok(Reply::Taken { by });
-        }
         (keyspace.last_micros, lock.micros) = (micros, micros);
         lock.lease = lease;
         lock.holder = step.by.clone();
         lock.doubt = None;
         let asked = ttl.map_or(step.now, |ttl| step.now.after(ttl));
         lock.expires_at = lock.expires_at.max(asked);
-        step.notifications.push(Notification::Changed(key.clone()));
+        step.changed(key);
         Ok(Reply::Adopted {
             expires_in: lock.expires_at.since(step.now),
             token: token(micros),

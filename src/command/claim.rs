@@ -8,7 +8,7 @@ use redis::Value;
 
 use crate::command::encoder::Encoder;
 use crate::command::keyspace::queue::Waiter;
-use crate::command::keyspace::{Entry, Keyspace, Notification, Step, no_lock, no_value, token};
+use crate::command::keyspace::{Entry, Keyspace, Step, no_lock, no_value, token};
 use crate::command::results::{foreign_lock, foreign_value, granted, millis};
 use crate::command::script::{Layout, Results, Script};
 use crate::command::value::{LockValue, NO_FENCED_VALUE, NO_LOCK};
@@ -114,13 +114,7 @@ impl Call for Claim {
         if !is_free || is_stale || found.value.is_some() {
             return Ok(Reply::LockAndValue(Box::new(found)));
         }
-        let to = Waiter {
-            since: 0,
-            lease: self.lease,
-            mode: Mode::Exclusive,
-            ttl: Some(self.ttl),
-            holder: step.by.clone(),
-        };
+        let to = Waiter::new(self.lease, Mode::Exclusive, Some(self.ttl), step.by);
         let token = token(keyspace.grant(&self.key, &to, self.ttl, false, step));
         if let Some(term) = &self.term {
             let expires_at = match keyspace.entries.get(&self.value) {
@@ -133,8 +127,7 @@ impl Call for Claim {
                 expires_at,
             };
             keyspace.entries.insert(self.value.clone(), value);
-            let changed = Notification::Changed(self.value.clone());
-            step.notifications.push(changed);
+            step.changed(&self.value);
         }
         Ok(Reply::granted(token))
     }
@@ -185,15 +178,7 @@ fn look(
     };
     let lock = match keyspace.entries.get(key) {
         None => None,
-        Some(Entry::Lock(lock)) => {
-            let value = LockValue {
-                lease: lock.lease,
-                token: Some(token(lock.micros)),
-                holder: lock.holder.clone(),
-                queued: 0,
-            };
-            Some((value, Some(lock.expires_at.since(step.now))))
-        }
+        Some(Entry::Lock(lock)) => Some((lock.value(0), Some(lock.expires_at.since(step.now)))),
         Some(_) => return Err(no_lock()),
     };
     Ok(LockAndValue {

@@ -80,22 +80,12 @@ impl Call for Convert {
 
     fn model(&self, keyspace: &mut Keyspace, step: &mut Step<'_>) -> Outcome {
         let key = &self.key;
-        let to = Waiter {
-            since: 0,
-            lease: self.lease,
-            mode: self.mode,
-            ttl: None,
-            holder: step.by.clone(),
-        };
+        let to = Waiter::new(self.lease, self.mode, None, step.by);
         let least = step.now.after(self.ttl);
         if self.mode.is_read() {
             let expires_at = match keyspace.entries.get(key) {
                 Some(Entry::Lock(lock)) if lock.lease == self.from => lock.expires_at,
-                Some(Entry::Lock(lock)) => {
-                    let by = Some(lock.holder.clone());
-                    return Ok(Reply::Taken { by });
-                }
-                Some(_) => return Ok(Reply::Taken { by: None }),
+                Some(entry) => return Ok(entry.taken()),
                 None => return Ok(Reply::Missing),
             };
             let ttl = expires_at.max(least).since(step.now);
@@ -116,11 +106,7 @@ impl Call for Convert {
                 }
                 ends_at
             }
-            Some(Entry::Lock(lock)) => {
-                let by = Some(lock.holder.clone());
-                return Ok(Reply::Taken { by });
-            }
-            Some(Entry::Fenced { .. }) => return Ok(Reply::Taken { by: None }),
+            Some(entry) => return Ok(entry.taken()),
             None => return Ok(Reply::Missing),
         };
         let marked = keyspace.queues.contains_key(key);

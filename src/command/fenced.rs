@@ -6,7 +6,7 @@ use std::time::Duration;
 use redis::Value;
 
 use crate::command::encoder::Encoder;
-use crate::command::keyspace::{Entry, Keyspace, Notification, Step, no_value};
+use crate::command::keyspace::{Entry, Keyspace, Step, no_value};
 use crate::command::results::foreign_value;
 use crate::command::script::{Layout, Results, Script};
 use crate::command::value::NO_FENCED_VALUE;
@@ -81,7 +81,7 @@ impl Call for Write {
             expires_at: ttl.map(|ttl| step.now.after(ttl)).or(kept_until),
         };
         keyspace.entries.insert(key.clone(), entry);
-        step.notifications.push(Notification::Changed(key.clone()));
+        step.changed(key);
         Ok(Reply::Done)
     }
 }

@@ -6,7 +6,7 @@ use redis::Value;
 
 use crate::command::encoder::Encoder;
 use crate::command::keyspace::shares::{KEPT, Share};
-use crate::command::keyspace::{Entry, Keyspace, Step, no_lock, token};
+use crate::command::keyspace::{Entry, Keyspace, Step, no_lock};
 use crate::command::results::{foreign_lock, millis, quarantine};
 use crate::command::script::{Layout, Results, Script};
 use crate::command::value::LockValue;
@@ -80,12 +80,7 @@ impl Call for Inspect {
                 })))
             }
             Some(Entry::Lock(lock)) => Ok(Reply::Found {
-                value: Box::new(LockValue {
-                    lease: lock.lease,
-                    token: Some(token(lock.micros)),
-                    holder: lock.holder.clone(),
-                    queued: keyspace.queued(key),
-                }),
+                value: Box::new(lock.value(keyspace.queued(key))),
                 expires_in: Some(lock.expires_at.since(step.now)),
             }),
         }
@@ -108,7 +103,7 @@ fn shares(parts: &[Value]) -> Option<Outcome> {
     };
     let share = |pair: &[Value]| match pair {
         [Value::BulkString(member), Value::Int(ms)] => {
-            let (lease, mode, holder) = Mode::of_member(std::str::from_utf8(member).ok()?)?;
+            let (lease, mode, holder) = Mode::from_member(std::str::from_utf8(member).ok()?)?;
             let expires_in = millis(*ms);
             Some(FoundShare {
                 lease,

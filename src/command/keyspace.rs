@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::command::keyspace::queue::{Queue, Waiter};
 use crate::command::keyspace::shares::Shares;
-use crate::command::value::Doubt;
+use crate::command::value::{Doubt, LockValue};
 use crate::command::{Command, Foreign, GrantMessage, Outcome, Reply, value};
 use crate::config::key::{Key, KeyMap};
 use crate::report::error::{Error, ErrorKind};
@@ -118,6 +118,11 @@ impl Step<'_> {
     pub fn micros(&self) -> u64 {
         clock_micros(self.now) + self.ahead
     }
+
+    /// Adds the notification that `key` has changed.
+    pub fn changed(&mut self, key: &Key) {
+        self.notifications.push(Notification::Changed(key.clone()));
+    }
 }
 
 impl Keyspace {
@@ -148,7 +153,7 @@ impl Keyspace {
             expires_at: step.now.after(ttl),
         };
         self.entries.insert(key.clone(), Entry::Lock(lock));
-        step.notifications.push(Notification::Changed(key.clone()));
+        step.changed(key);
         self.last_micros
     }
 
@@ -182,7 +187,7 @@ impl Keyspace {
             expires_at: step.now.after(ttl),
         };
         self.entries.insert(key.clone(), Entry::Lock(lock));
-        step.notifications.push(Notification::Changed(key.clone()));
+        step.changed(key);
     }
 
     /// The reply of a quorum's node in quarantine; `None` if the node votes. A mark that is missing or in the future
@@ -280,7 +285,7 @@ impl Keyspace {
             expires_at: expires_in.map(|left| step.now.after(left)),
         };
         self.entries.insert(key.clone(), foreign);
-        step.notifications.push(Notification::Changed(key.clone()));
+        step.changed(key);
     }
 
     /// The value of another program that the key of a lock holds.
@@ -352,7 +357,7 @@ impl Keyspace {
         let entry = self.entries.get(key);
         if entry.is_some_and(|entry| entry.has_expired(step.now)) {
             self.entries.remove(key);
-            step.notifications.push(Notification::Changed(key.clone()));
+            step.changed(key);
         }
         let queue = self.queues.get(key);
         if queue.is_some_and(|queue| queue.expires_at < step.now) {
@@ -381,9 +386,28 @@ impl Entry {
             Self::Fenced { expires_at, .. } => expires_at.is_some_and(|at| at < now),
         }
     }
+
+    /// The reply to a request of a lease that does not hold the key.
+    pub fn taken(&self) -> Reply {
+        let by = match self {
+            Self::Lock(lock) => Some(lock.holder.clone()),
+            Self::Shares(_) | Self::Fenced { .. } => None,
+        };
+        Reply::Taken { by }
+    }
 }
 
 impl Lock {
+    /// The parts of the lock's value.
+    pub fn value(&self, queued: usize) -> LockValue {
+        LockValue {
+            lease: self.lease,
+            token: Some(token(self.micros)),
+            holder: self.holder.clone(),
+            queued,
+        }
+    }
+
     pub fn text(&self) -> String {
         value::format(
             self.lease,
@@ -397,11 +421,12 @@ impl Lock {
     /// The time until the lock expires. For a grant that has to be confirmed, the time that is left for the
     /// confirmation.
     pub fn left(&self, now: MonotonicTime) -> Duration {
-        let kept = match self.doubt {
-            Some(_) => KEPT_UNCONFIRMED,
-            None => Duration::ZERO,
-        };
-        self.expires_at.since(now).saturating_sub(kept)
+        self.expires_at.since(now).saturating_sub(self.kept())
+    }
+
+    /// How much longer the key exists than the grant counts.
+    pub fn kept(&self) -> Duration {
+        self.doubt.map_or(Duration::ZERO, |_| KEPT_UNCONFIRMED)
     }
 }
 

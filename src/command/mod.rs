@@ -361,6 +361,15 @@ impl Reply {
         }
     }
 
+    /// Another lease holds the key alone, for `expires_in`. The caller's lease is not queued.
+    pub fn contended(expires_in: Duration) -> Self {
+        Self::Contended {
+            expires_in,
+            queued: None,
+            shared: None,
+        }
+    }
+
     /// The reason of a loss, if this reply to a release or renewal reports that the caller's lease does not hold the
     /// key.
     pub fn loss(&self) -> Option<LossReason> {

@@ -57,7 +57,7 @@ impl Mode {
     }
 
     /// Reads the first member of a share: its lease, its mode and its holder.
-    pub fn of_member(member: &str) -> Option<(LeaseId, Self, HolderId)> {
+    pub fn from_member(member: &str) -> Option<(LeaseId, Self, HolderId)> {
         let words: Vec<&str> = member.split(' ').collect();
         let ["lh1", lease, kind, "1", weight, limit, holder] = words[..] else {
             return None;

@@ -152,12 +152,10 @@ fn read_acquired(result: &mut Value) -> Option<Outcome> {
             }),
             None => granted(token),
         },
-        Value::Int(ms) => Ok(Reply::Contended {
-            // Another program may have removed the ttl. The next renewal sets it again.
-            expires_in: u64::try_from(*ms).map_or(MAX_TTL, Duration::from_millis),
-            queued: None,
-            shared: None,
-        }),
+        // Another program may have removed the ttl. The next renewal sets it again.
+        Value::Int(ms) => Ok(Reply::contended(
+            u64::try_from(*ms).map_or(MAX_TTL, Duration::from_millis),
+        )),
         _ => return None,
     })
 }

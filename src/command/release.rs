@@ -7,9 +7,7 @@ use redis::Value;
 use crate::command::encoder::Encoder;
 use crate::command::keyspace::queue::Waiter;
 use crate::command::keyspace::shares::Share;
-use crate::command::keyspace::{
-    Entry, KEPT_UNCONFIRMED, Keyspace, Notification, Step, clock_micros,
-};
+use crate::command::keyspace::{Entry, Keyspace, Notification, Step, clock_micros};
 use crate::command::results::{quarantine, taken, wrong_type};
 use crate::command::script::{FurtherKeys, Layout, Results, Script};
 use crate::command::{Call, CallContext, Mode, Outcome, Reply, value};
@@ -270,13 +268,8 @@ impl EndedLease {
     fn release(&self, keyspace: &mut Keyspace, key: &Key, step: &mut Step<'_>) -> Reply {
         let leaves = self.queued.is_some();
         let is_share = !self.mode.is_exclusive();
-        let queued = self.queued.map(|ttl| Waiter {
-            since: 0,
-            lease: self.lease,
-            mode: self.mode,
-            ttl: Some(ttl),
-            holder: self.holder.clone(),
-        });
+        let waiter = |ttl| Waiter::new(self.lease, self.mode, Some(ttl), &self.holder);
+        let queued = self.queued.map(waiter);
         if is_share || leaves {
             keyspace.look(key, true, step);
             keyspace.end_late_shares(key, queued.as_ref(), step);
@@ -286,8 +279,9 @@ impl EndedLease {
             Some(Entry::Shares(shares)) if is_share => {
                 shares.find(self.lease, self.mode, &self.holder).is_some()
             }
-            Some(Entry::Shares(_)) if !leaves => return Reply::Taken { by: None },
-            Some(Entry::Fenced { .. }) if !leaves => return Reply::Taken { by: None },
+            Some(entry @ (Entry::Shares(_) | Entry::Fenced { .. })) if !leaves => {
+                return entry.taken();
+            }
             _ => false,
         };
         if is_held {
@@ -313,11 +307,8 @@ impl EndedLease {
             }
         }
         match keyspace.entries.get(key) {
-            Some(Entry::Lock(lock)) => Reply::Taken {
-                by: Some(lock.holder.clone()),
-            },
-            Some(Entry::Fenced { .. }) => Reply::Taken { by: None },
-            _ => Reply::Missing,
+            None | Some(Entry::Shares(_)) => Reply::Missing,
+            Some(entry) => entry.taken(),
         }
     }
 
@@ -344,12 +335,8 @@ impl EndedLease {
         let rests_until = (!self.rest.is_zero()).then(|| step.now.after(self.rest));
         match (keyspace.entries.get_mut(key), rests_until) {
             (Some(Entry::Lock(lock)), Some(until)) => {
-                let kept = match lock.doubt {
-                    Some(_) => KEPT_UNCONFIRMED,
-                    None => Duration::ZERO,
-                };
-                lock.expires_at = until.after(kept);
-                step.notifications.push(Notification::Changed(key.clone()));
+                lock.expires_at = until.after(lock.kept());
+                step.changed(key);
                 keyspace.call_first(key, step);
             }
             (Some(Entry::Lock(lock)), None) => {
@@ -357,7 +344,7 @@ impl EndedLease {
                 let is_served = serves && keyspace.serve(key, None, step).any;
                 if !is_served {
                     keyspace.entries.remove(key);
-                    step.notifications.push(Notification::Changed(key.clone()));
+                    step.changed(key);
                 }
             }
             (Some(Entry::Shares(shares)), Some(until)) => {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use redis::Value;
 
 use crate::command::encoder::Encoder;
-use crate::command::keyspace::{Entry, Keyspace, Notification, Step};
+use crate::command::keyspace::{Entry, Keyspace, Step};
 use crate::command::results::{taken, wrong_type};
 use crate::command::script::{Layout, Results, Script};
 use crate::command::{Call, CallContext, Mode, Outcome, Reply};
@@ -63,19 +63,15 @@ impl Call for Renew {
             return Ok(self.renew_share(keyspace, step));
         }
         let lock = match keyspace.entries.get_mut(key) {
-            Some(Entry::Lock(lock)) => lock,
-            Some(Entry::Fenced { .. } | Entry::Shares(_)) => return Ok(Reply::Taken { by: None }),
+            Some(Entry::Lock(lock)) if lock.lease == lease => lock,
+            Some(entry) => return Ok(entry.taken()),
             None => return Ok(Reply::Missing),
         };
-        if lock.lease != lease {
-            let by = Some(lock.holder.clone());
-            return Ok(Reply::Taken { by });
-        }
         lock.doubt = None;
         let expires_at = step.now.after(ttl);
         if lock.expires_at < expires_at {
             lock.expires_at = expires_at;
-            step.notifications.push(Notification::Changed(key.clone()));
+            step.changed(key);
         }
         Ok(Reply::Done)
     }
@@ -87,11 +83,7 @@ impl Renew {
         keyspace.look(&self.key, true, step);
         let shares = match keyspace.entries.get_mut(&self.key) {
             Some(Entry::Shares(shares)) => shares,
-            Some(Entry::Lock(lock)) => {
-                let by = Some(lock.holder.clone());
-                return Reply::Taken { by };
-            }
-            Some(Entry::Fenced { .. }) => return Reply::Taken { by: None },
+            Some(entry) => return entry.taken(),
             None => return Reply::Missing,
         };
         let Some(share) = shares.find(self.lease, self.mode, step.by) else {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use redis::Value;
 
 use crate::command::encoder::Encoder;
-use crate::command::keyspace::{Entry, Keyspace, Notification, Step, no_lock, token};
+use crate::command::keyspace::{Entry, Keyspace, Step, no_lock, token};
 use crate::command::results::{foreign_lock, granted, millis, quarantine, taken};
 use crate::command::script::{Layout, Results, Script};
 use crate::command::{Call, CallContext, IfUnanswered, Outcome, Reply};
@@ -82,11 +82,7 @@ impl Call for Propose {
         Ok(match keyspace.entries.get(key) {
             Some(Entry::Fenced { .. } | Entry::Shares(_)) => return Err(no_lock()),
             Some(Entry::Lock(lock)) if lock.lease == lease => Reply::granted(token(lock.micros)),
-            Some(Entry::Lock(lock)) => Reply::Contended {
-                expires_in: lock.expires_at.since(step.now),
-                queued: None,
-                shared: None,
-            },
+            Some(Entry::Lock(lock)) => Reply::contended(lock.expires_at.since(step.now)),
             None => vote(keyspace, key, lease, proposal, ttl, step),
         })
     }
@@ -95,11 +91,7 @@ impl Call for Propose {
 fn read_proposed(result: &mut Value) -> Option<Outcome> {
     Some(Ok(match result {
         Value::BulkString(micros) => return Some(granted(micros)),
-        Value::Int(ms) => Reply::Contended {
-            expires_in: millis(*ms),
-            queued: None,
-            shared: None,
-        },
+        Value::Int(ms) => Reply::contended(millis(*ms)),
         _ => return None,
     }))
 }
@@ -182,7 +174,7 @@ impl Call for Hold {
                     lock.expires_at = lock.expires_at.max(step.now.after(ttl));
                 }
                 if !only_asks || lock.micros != micros {
-                    step.notifications.push(Notification::Changed(key.clone()));
+                    step.changed(key);
                 }
                 lock.micros = micros;
             }

@@ -78,6 +78,17 @@ pub struct Waiter {
 }
 
 impl Waiter {
+    /// The waiter of a request, before it has a place.
+    pub fn new(lease: LeaseId, mode: Mode, ttl: Option<Duration>, holder: &HolderId) -> Self {
+        Self {
+            since: 0,
+            lease,
+            mode,
+            ttl,
+            holder: holder.clone(),
+        }
+    }
+
     /// Whether the waiter confirmed an earlier grant too late.
     pub fn was_late(&self) -> bool {
         self.since < FIRST_USUAL_PLACE
@@ -315,7 +326,7 @@ impl Keyspace {
             }
             _ => _ = self.entries.remove(key),
         }
-        step.notifications.push(Notification::Changed(key.clone()));
+        step.changed(key);
         is_called.then_some(ROLL_CALL)
     }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::command::Mode;
 use crate::command::keyspace::queue::{ROLL_CALL, Waiter};
-use crate::command::keyspace::{Entry, Keyspace, Notification, Step};
+use crate::command::keyspace::{Entry, Keyspace, Step};
 use crate::command::value::Doubt;
 use crate::config::key::Key;
 use crate::report::error::{Error, ErrorKind};
@@ -134,7 +134,7 @@ impl Keyspace {
             .retain(|share| share.ends_at >= step.now || stays(share));
         if shares.all.is_empty() {
             self.entries.remove(key);
-            step.notifications.push(Notification::Changed(key.clone()));
+            step.changed(key);
         }
     }
 
@@ -211,13 +211,13 @@ impl Keyspace {
             }
             shares.keep();
         }
-        step.notifications.push(Notification::Changed(key.clone()));
+        step.changed(key);
         self.last_micros
     }
 
     /// Sets the ttl of a key after some of its shares have changed; deletes the key if it has none.
     pub fn keep_shares(&mut self, key: &Key, step: &mut Step<'_>) {
-        step.notifications.push(Notification::Changed(key.clone()));
+        step.changed(key);
         if let Some(Entry::Shares(shares)) = self.entries.get_mut(key) {
             if shares.all.is_empty() {
                 self.entries.remove(key);
