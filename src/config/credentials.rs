@@ -77,7 +77,7 @@ impl CredentialsCallback {
         };
         // Only the text of the callback's error is kept: dropping the error runs user code, which must not happen under
         // a mutex of the library.
-        let call = || (self.0)().map_err(|error| Failure::of(&*error));
+        let call = || (self.0)().map_err(|error| Failure::new(&*error));
         match catch_unwind(AssertUnwindSafe(call)) {
             Ok(Ok(credentials)) => Ok(credentials),
             Ok(Err(failure)) => {
@@ -94,7 +94,7 @@ impl CredentialsCallback {
 struct Failure(String);
 
 impl Failure {
-    fn of(error: &dyn StdError) -> Self {
+    fn new(error: &dyn StdError) -> Self {
         let (mut text, mut source) = (error.to_string(), error.source());
         while let Some(cause) = source {
             text += &format!(": {cause}");

@@ -170,9 +170,7 @@ impl Config {
         }
         duration("max_ttl", self.max_ttl, MIN_TTL, MAX_TTL)?;
         self.check_ttl("ttl", self.ttl)?;
-        if let Some(max_hold) = self.max_hold {
-            check_max_hold(max_hold)?;
-        }
+        self.max_hold.map_or(Ok(()), check_max_hold)?;
         if !(0.05..=0.9).contains(&self.renew_ratio) {
             return Err(Error::invalid(
                 "renew_ratio",
@@ -180,43 +178,29 @@ impl Config {
                 self.renew_ratio,
             ));
         }
-        if !(1..=MAX_KEY_BYTES).contains(&self.max_key_bytes) {
-            let wanted = format!("1 to {MAX_KEY_BYTES}");
-            return Err(Error::invalid("max_key_bytes", &wanted, self.max_key_bytes));
-        }
-        if !REPLY_BYTES.contains(&self.max_reply_bytes) {
-            let wanted = format!("{} to {}", REPLY_BYTES.start(), REPLY_BYTES.end());
-            return Err(Error::invalid(
-                "max_reply_bytes",
-                &wanted,
-                self.max_reply_bytes,
-            ));
-        }
         let shortest = Duration::from_millis(1);
-        for (field, timeout) in [
-            ("connect_timeout", self.connect_timeout),
-            ("command_timeout", self.command_timeout),
-        ] {
-            duration(field, timeout, shortest, MAX_TIMEOUT)?;
-        }
+        let [connect, command] = [self.connect_timeout, self.command_timeout];
+        duration("connect_timeout", connect, shortest, MAX_TIMEOUT)?;
+        duration("command_timeout", command, shortest, MAX_TIMEOUT)?;
         let ConnectionLimits { max_idle, max_age } = self.connection_limits;
         duration("max_connection_idle", max_idle, MIN_IDLE, Duration::MAX)?;
         duration("max_connection_age", max_age, MIN_AGE, Duration::MAX)?;
-        for (field, count, most) in [
-            ("pipelines", self.pipelines, MAX_PIPELINES),
-            ("max_transactions", self.max_transactions, MAX_TRANSACTIONS),
+        let hand_offs = self.hand_offs.count as usize;
+        for (field, count, bounds) in [
+            ("max_key_bytes", self.max_key_bytes, 1..=MAX_KEY_BYTES),
+            ("max_reply_bytes", self.max_reply_bytes, REPLY_BYTES),
+            ("pipelines", self.pipelines, 1..=MAX_PIPELINES),
+            (
+                "max_transactions",
+                self.max_transactions,
+                1..=MAX_TRANSACTIONS,
+            ),
+            ("max_hand_offs", hand_offs, 0..=MAX_HAND_OFFS as usize),
         ] {
-            if !(1..=most).contains(&count) {
-                return Err(Error::invalid(field, &format!("1 to {most}"), count));
+            if !bounds.contains(&count) {
+                let wanted = format!("{} to {}", bounds.start(), bounds.end());
+                return Err(Error::invalid(field, &wanted, count));
             }
-        }
-        if self.hand_offs.count > MAX_HAND_OFFS {
-            let wanted = format!("0 to {MAX_HAND_OFFS}");
-            return Err(Error::invalid(
-                "max_hand_offs",
-                &wanted,
-                self.hand_offs.count,
-            ));
         }
         self.check_replicas(self.replicas)
     }
