@@ -2,9 +2,9 @@
 //!
 //! A store has a [`Completion`] for each request, and sets the request's outcome there. There are two kinds of callers:
 //!
-//! - A caller of `Store::execute` waits for all of its requests. Meanwhile, another caller may make it the leader of
-//!   the pipeline with these requests.
-//! - A caller of `Store::submit` ([`Submitted`]) may have requests on several servers. It is never appointed, and
+//! - A caller of `Store::execute` waits for all of its requests. While it waits, another caller may make it the leader
+//!   of the pipeline with these requests.
+//! - A caller of `Store::submit` ([`Submitted`]) may have requests on several servers. It never leads a pipeline, and
 //!   continues as soon as it has enough outcomes.
 
 use std::sync::Arc;
@@ -106,17 +106,17 @@ impl Caller {
         }
     }
 
-    /// Parks the thread until `are_enough` returns true for the outcomes, and then returns true. Returns false at
+    /// Parks the thread until `is_enough` returns true for the outcomes, and then returns true. Returns false at
     /// `deadline`, or if all outcomes have come and are not enough.
     fn wait_until(
         &self,
         deadline: MonotonicTime,
-        are_enough: impl Fn(&[Option<Outcome>]) -> bool,
+        is_enough: impl Fn(&[Option<Outcome>]) -> bool,
     ) -> bool {
         loop {
             let mut state = self.state.lock();
             state.asleep = false;
-            if are_enough(&state.outcomes) {
+            if is_enough(&state.outcomes) {
                 return true;
             }
             let left = deadline.since(MonotonicTime::now());
@@ -206,15 +206,15 @@ impl Submitted {
         (Self(caller), completions)
     }
 
-    /// Waits until `are_enough` returns true for the outcomes so far, and then returns true. Returns false at
-    /// `deadline`, or if all outcomes have come and are not enough. `are_enough` gets the outcomes in the order of the
-    /// completions, and must not lock anything.
+    /// Waits until `is_enough` returns true for the outcomes so far, and then returns true. Returns false at
+    /// `deadline`, or if all outcomes have come and are not enough. `is_enough` gets the outcomes in the order of the
+    /// completions, and must lock no mutex.
     pub fn wait(
         &self,
         deadline: MonotonicTime,
-        are_enough: impl Fn(&[Option<Outcome>]) -> bool,
+        is_enough: impl Fn(&[Option<Outcome>]) -> bool,
     ) -> bool {
-        self.0.wait_until(deadline, are_enough)
+        self.0.wait_until(deadline, is_enough)
     }
 
     /// Whether all outcomes have come.
@@ -245,7 +245,7 @@ impl Drop for Submitted {
     }
 }
 
-/// The right to set the outcome of one request. A drop without an outcome, as in a panic, sets a time-out, so that the
+/// The right to set the outcome of one request. A drop without an outcome, as in a panic, sets a time-out, so the
 /// caller does not wait in vain.
 pub struct Completion {
     caller: Arc<Caller>,
@@ -291,7 +291,7 @@ impl Completion {
 impl Drop for Completion {
     fn drop(&mut self) {
         if !self.used {
-            let error = Error::new(ErrorKind::Timeout, "the request was given up");
+            let error = Error::new(ErrorKind::Timeout, "the request was abandoned");
             let _ = self.caller.complete(self.index, Err(error));
         }
     }

@@ -1,4 +1,4 @@
-//! The features that not every client has. A store refuses some of them, and so does another library on the same keys.
+//! The features that not every client has. A store may lack some of them, and so may a client beside another library.
 
 use crate::config::other_library::OtherLibrary;
 use crate::report::error::{Error, ErrorKind};

@@ -1,5 +1,5 @@
-//! Reports late releases of guards to the client, and losses that a release finds, unless a caller gets the reply. The
-//! nodes of a quorum also report how each release ended. This module neither writes nor repeats releases.
+//! Reports late releases of guards to the client. Also reports losses that a release finds, unless a caller gets the
+//! reply. The nodes of a quorum also report how each release ended. This module neither writes nor repeats releases.
 
 use crate::command::Release;
 use crate::config::key::Key;
@@ -79,7 +79,7 @@ impl Drop for ReleaseTracker {
         }
         let confirmed = self.confirmed;
         if !confirmed {
-            self.report_late(&Error::new(ErrorKind::Timeout, "the release was given up"));
+            self.report_late(&Error::new(ErrorKind::Timeout, "the release was abandoned"));
         }
         if self.is_of_quorum() {
             self.report(LateRelease::Ended { confirmed });

@@ -11,8 +11,8 @@ use crate::util::mailbox::{Mailbox, Step};
 pub struct MaintenanceDue(Option<MonotonicTime>);
 
 impl MaintenanceDue {
-    /// Returns true if the maintenance is now due earlier than before. Nearly every drop of a guard calls this, so only
-    /// the first call reads the clock.
+    /// Requests maintenance. Returns true if it is now due earlier than before. Nearly every drop of a guard calls
+    /// this, so only the first call reads the clock.
     pub fn request(&mut self, urgency: Urgency) -> bool {
         const NOW: MonotonicTime = MonotonicTime::at_tick(0);
         let due = match (urgency, self.0) {

@@ -5,12 +5,12 @@
 //!   only the waits for its own keys.
 //! - [`Notifications`] reports what servers observe, and decides whether waiters queue in Redis. A report names its
 //!   server.
-//! - [`Backend`] holds the two.
+//! - [`Backend`] is the pair of them.
 //! - [`Reports`] receives the reports that a store sends by itself. A store gets its `Reports` when it is made.
 //!
-//! A request to several servers is submitted ([`Store::submit`]) with a completion for each server. The caller leaves
-//! as soon as it has enough outcomes, and takes those that have come. It releases the grants among them that it does
-//! not use. The store undoes a grant that comes later.
+//! A caller submits a request to several servers ([`Store::submit`]) with a completion for each server. It leaves as
+//! soon as it has enough outcomes, and takes those that have come. It releases the grants among them that it does not
+//! use. The store undoes a grant that comes later.
 
 pub mod completion;
 pub mod features;
@@ -47,7 +47,7 @@ pub use scripted::Scripted;
 /// Carries out commands on the server, or servers, that keep the locks. Every request gets an outcome of its own, at
 /// its deadline at the latest. (In a process that cannot start threads, a caller may connect for longer.)
 ///
-/// The default methods do nothing, so a store without background work implements only the methods without a default.
+/// The defaults of the methods suit a store of one server without background work.
 pub trait Store: Send + Sync {
     /// Sends all of `requests` and waits for their replies.
     fn execute(&self, requests: &mut [Request]);
@@ -98,7 +98,7 @@ pub trait Store: Send + Sync {
     /// the reply. Never connects, and blocks for one write at most.
     fn send_release(&self, release: Release);
 
-    /// Does the same for several releases, with as few writes as possible.
+    /// Writes or queues several releases, as [`send_release`](Self::send_release) does, with as few writes as possible.
     fn send_releases(&self, releases: Vec<Release>) {
         for release in releases {
             self.send_release(release);
@@ -106,7 +106,7 @@ pub trait Store: Send + Sync {
     }
 
     /// Reads replies that callers do not wait for, and writes queued releases. Returns true if work is left for later.
-    /// Other comments call the thread that calls this method "the background".
+    /// Only "the background" calls this method: the thread `leasehold-releases`, or the thread of a node.
     fn run_maintenance(&self) -> bool {
         false
     }
@@ -116,7 +116,7 @@ pub trait Store: Send + Sync {
         0
     }
 
-    /// How many threads should renew leases, and how many renewals they should send at a time.
+    /// How many threads renew leases, and how many renewals a thread sends at a time.
     fn renewal_limits(&self) -> RenewalLimits {
         RenewalLimits::USUAL
     }
@@ -162,14 +162,14 @@ pub trait Notifications: Send + Sync {
     fn request(&self, key: &Key);
 
     /// Reads `keys`, and reports each later change of them to the listener. Returns false if the notification
-    /// connection is not open: `Listener::all_changed` is called once it is.
+    /// connection is not open: the store then calls `Listener::all_changed` once it is.
     fn track(&self, keys: Vec<TrackedKey>) -> bool;
 
     /// How a waiter joins the queue of `key` now. Stores without queues return `QueueMode::None`.
     fn queue_mode(&self, key: &Key) -> QueueMode;
 
-    /// `None` if waiters queue on the server. Otherwise, on a quorum or beside another library, waiters watch the key, and
-    /// ask again when this many servers have reported that the key is missing.
+    /// `None` if waiters queue on the server. Otherwise, on a quorum or beside another library, waiters watch the key,
+    /// and ask again when this many servers have reported that the key is missing.
     fn free_servers(&self) -> Option<usize> {
         None
     }
@@ -215,7 +215,7 @@ pub struct RenewalLimits {
     pub threads: usize,
     /// How many renewals a thread sends at a time, if the renewals are late.
     pub at_a_time: usize,
-    /// Whether renewals of one slot should be sent together, since a script call has keys of one slot only.
+    /// Whether a thread sends renewals of one slot together, since a script call has keys of one slot only.
     pub by_slot: bool,
 }
 

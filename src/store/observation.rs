@@ -86,8 +86,8 @@ impl KeyState<'_> {
 /// They may call [`Notifications::track`](crate::store::Notifications::track).
 ///
 /// If [`Notifications::must_confirm_losses`](crate::store::Notifications::must_confirm_losses) returns true, a request
-/// has to confirm a reported loss before the listener ends the lease. For example, one server may have lost a lease
-/// that a majority of the servers still has.
+/// has to confirm a reported loss before the listener ends the lease: one server may have lost a lease that a majority
+/// of the servers still has, for example.
 pub trait Listener: Send + Sync {
     /// Redis has granted `key` to `lease`, which was queued.
     fn granted(&self, server: ServerId, key: &Key, lease: LeaseId, grant: GrantMessage);

@@ -41,7 +41,7 @@ pub enum LateRelease {
     Lost(LossReason),
 }
 
-/// The releases of guards that a store reports.
+/// Which releases of guards a store reports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReportedReleases {
     #[default]

@@ -6,9 +6,9 @@ pub const KEYS_AT_A_TIME: u32 = 500;
 /// The next part of a scan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scan {
-    /// The beginning of the keys.
+    /// The text with which the keys begin.
     pub start: String,
-    /// Where the part begins. 0 at the beginning.
+    /// The cursor of `SCAN` for this part; 0 for the first part.
     pub cursor: u64,
 }
 
@@ -17,12 +17,12 @@ pub struct Scan {
 pub struct ScannedKeys {
     /// The keys. A key may be in several parts.
     pub keys: Vec<String>,
-    /// Where the next part begins. 0 at the end.
+    /// The cursor of `SCAN` for the next part; 0 after the last part.
     pub next: u64,
 }
 
 impl Scan {
-    /// The pattern of Redis that matches the keys.
+    /// The pattern for `SCAN` that matches the keys.
     pub fn pattern(&self) -> String {
         let mut pattern = String::with_capacity(self.start.len() + 1);
         for c in self.start.chars() {
