@@ -50,7 +50,7 @@ impl Caller<'_, '_> {
         deadline: MonotonicTime,
     ) -> Result<Attempt, Error> {
         let sent = self.choose(asked_at, deadline);
-        // While the caller waits for its own key, the keys behind it are not asked for.
+        // A caller that waits for its own key does not ask for the keys behind it.
         if !self.rest.is_empty() && (!sent.was_queued() || self.is_confirming) {
             return self.attempt_set(sent);
         }
@@ -250,7 +250,8 @@ impl Caller<'_, '_> {
 
     /// Records the lease's place in the queue in Redis. Returns whether Redis will notify the caller of its grant.
     fn record_place(&mut self, sent: SentAcquire, queued: QueuePlace) -> bool {
-        // A place in front of all others belongs to a late grant of this key only.
+        // A late grant may have moved the lease to the front of this key's queue. In other queues, only the time at
+        // which it joined counts.
         self.place = self.place.or(Some(joined_at(queued.since)));
         let SentAcquire {
             lease,
@@ -318,7 +319,7 @@ impl Caller<'_, '_> {
         let known = acquirer.outage_of(&self.request.options);
         let (outage, is_news) = known.begin(self.server(), since, now, error);
         if is_news {
-            // The other waiters compute their sleeps again: their `outage_timeout` runs from now on, too.
+            // The `outage_timeout` of the other waiters begins now, so they compute their sleeps again.
             acquirer.queues.wake_all();
         }
         // The outage is recorded before this report: the event handler may ask the client whether Redis is available.
@@ -393,7 +394,7 @@ impl Acquirer {
         let since = grant.since;
         let lease = Lease::new(grant, Arc::clone(&self.callbacks), check);
         let lease = Arc::new(lease.with_others_queued(others_queued));
-        // Checked before the watchdog gets the lease: otherwise it would report the loss of a lock that no caller had.
+        // This check comes first: otherwise the watchdog would report the loss of a lock that its caller never had.
         if lease.valid_for(since).is_none() {
             self.release_unheld(key, id, &options);
             let ttl = options.ttl;

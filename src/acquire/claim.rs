@@ -37,8 +37,8 @@ pub struct Campaign {
     pub is_value_written: bool,
 }
 
-/// The first pause of a waiter while the lock is about to become free: its holder has deleted the fenced value, or a
-/// waiter of the lock's queue has its turn.
+/// The first pause of a waiter while the lock is about to become free: its holder has deleted the fenced value, or the
+/// lock is free and the first waiter of its queue acquires it.
 const FIRST_SOON: Duration = Duration::from_millis(5);
 /// A waiter claims an expired lock at most this long after the expiry.
 const AFTER_EXPIRY: Duration = Duration::from_millis(20);
@@ -130,8 +130,8 @@ impl Acquirer {
     }
 
     /// Asks the server to track the value, unless it does already. The waiter claims the lock again when its bell
-    /// rings, or after a pause. Returns two pauses: one for a value that the server tracks by then, and one for a value
-    /// that it does not track.
+    /// rings, or after a pause. Returns two pauses: the first for a value that the server tracks at the end of the
+    /// second, and the second for a value that it does not track.
     pub fn pause_after(
         &self,
         request: &LockRequest,

@@ -11,8 +11,7 @@ use crate::command::{Command, Convert, Mode, Reply};
 use crate::lease::{Grant, GuardNumber, Lease};
 use crate::report::error::{Error, ErrorKind};
 
-/// The result of a conversion: the new lease. `None` if other readers hold the key, too: then the old lease stays held.
-/// A downgrade never has the result `None`.
+/// The result of a conversion: the new lease. `None` if other readers refuse an upgrade: the old lease then stays held.
 pub type Converted = Result<Option<Arc<Lease>>, Error>;
 
 impl Acquirer {
@@ -75,7 +74,7 @@ impl Acquirer {
                 self.end_refused(lease);
                 return Ok(None);
             }
-            // Other holders cannot exclude a reader from the writer's key.
+            // The writer holds the key alone, so a downgrade is never contended.
             Reply::Contended { .. } => {
                 let message = "the server has refused to make the writer a reader; check that it is Redis itself";
                 return Err(Error::new(ErrorKind::Protocol, message));

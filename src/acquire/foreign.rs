@@ -1,5 +1,5 @@
-//! The holders of other libraries that this client has reported: each of them is one event. A key with data that no
-//! library ever deletes looks like a held lock, so its event is the only sign of the mistake.
+//! The holders of other libraries that this client has reported, so that each holder is one event. Data that stays
+//! under a lock's key by mistake looks like a held lock. The event is then the only sign of the mistake.
 
 use std::sync::atomic::AtomicUsize;
 
@@ -7,8 +7,8 @@ use crate::command::Foreign;
 use crate::config::key::{Key, KeyMap};
 use crate::util::sync::{Mutex, Ordering};
 
-/// The most keys whose holders are remembered. Beyond that, the client forgets all of them, and reports those that it
-/// finds again.
+/// The client remembers the holders of at most this many keys. With one more key, it forgets all of them, and reports
+/// those that it finds again.
 const MOST_KEYS: usize = 1024;
 
 /// The last holder of another library that was reported, for each key.
@@ -20,9 +20,9 @@ pub struct ForeignHolders {
 }
 
 impl ForeignHolders {
-    /// Records that `found` holds `key`. Returns whether this holder is new. A mark tells strings and locks of Redisson
-    /// apart. Two other holders of the same type look the same, so the next one is new only after this client has had
-    /// the key.
+    /// Records that `found` holds `key`. Returns whether this holder is new. The holders of strings and of Redisson's
+    /// locks have different marks. Two other holders of the same type look the same, so the next one is new only after
+    /// this client has had the key.
     pub fn record(&self, key: &Key, found: Foreign) -> bool {
         let mut reported = self.reported.lock();
         if reported.len() >= MOST_KEYS && !reported.contains_key(key) {
@@ -34,7 +34,7 @@ impl ForeignHolders {
         before != Some(holder)
     }
 
-    /// This client was granted `key`, so the next holder of another library is another one.
+    /// Forgets the holder of `key`, which this client was granted: the next holder of another library is a new one.
     pub fn forget(&self, key: &Key) {
         if self.count.load(Ordering::Relaxed) > 0 {
             let mut reported = self.reported.lock();

@@ -4,18 +4,18 @@
 //! 1. The server tracks two keys for each election: the lock and the fenced value of the same name. When one of them
 //!    changes, the notification thread reads it, so the server tracks it again.
 //! 2. If this read shows another lease than before, or if the value has changed, the observers' thread sends a
-//!    [`Look`], which reads both keys in one step. A renewal changes only the ttl of the lock, so its read shows the
-//!    same lease. Such a read is an answer, and the thread sends nothing.
+//!    [`Look`], which reads both keys in one step. A renewal changes only the ttl of the lock, so the read after it
+//!    shows the same lease. This read counts as an answer, and the thread sends no `Look`.
 //! 3. If the last answer is half a ttl old, the thread sends a `Look`, too: the leader may have crashed, and a vacant
 //!    election has no renewals. Without notifications, it sends a `Look` every third of the ttl.
-//! 4. If the last answer is a validity old, the observers get [`LeaderState::Unknown`]. The age of an answer counts
-//!    from the time at which its request was sent.
-//! 5. A new observer gets its first state from a look that begins after it has come. The observers that come while a
+//! 4. If the last answer is older than the validity of a ttl, the observers get [`LeaderState::Unknown`]. The age of an
+//!    answer counts from the time at which its request was sent.
+//! 5. A new observer gets its first state from a look that begins after it was added. Observers that are added while a
 //!    look is under way share the next one.
 //!
-//! An answer with a smaller token than one that was reported comes from a server that lacks later data. It does not
-//! count, unless it has the lock of the same grant: then Redis lacks only the value of the leader, and the observers get
-//! the leader without a value.
+//! If an answer has a smaller token than a reported one, the server lacks later data. Such an answer does not count,
+//! unless it has the lock of the same grant: then Redis lacks only the value of the leader, and the observers get the
+//! leader without a value.
 //!
 //! Each observer has a channel with room for one state. A newer state replaces one that the observer has not received.
 
@@ -224,7 +224,7 @@ impl Leaders {
         elections.due.insert((now, id));
     }
 
-    /// Removes an observer. After its last observer, an election is not read any more.
+    /// Removes an observer. The thread does not read an election without observers.
     pub fn leave(&self, id: ObserverId) {
         // The removed observer is dropped after the mutex is unlocked.
         let _removed = self.elections.change(|elections| {
@@ -313,7 +313,7 @@ struct PartWatcher {
 }
 
 impl PartWatcher {
-    /// Changes the election, if it is still observed. Wakes the thread if it has to look earlier than before.
+    /// Changes the election, if it still has observers. Wakes the thread if its next look is now due earlier.
     fn change(&self, change: impl FnOnce(&mut Election, MonotonicTime)) {
         let Some(leaders) = self.leaders.upgrade() else {
             return;

@@ -113,8 +113,7 @@ impl LockRequest {
 /// The number of lease pools. The key chooses the pool, so callers of different keys rarely contend for one.
 const LEASE_POOLS: usize = 16;
 
-/// Lease ids made in advance, and the options of the last lease: the next leases share these options if their own are
-/// equal.
+/// Lease ids made in advance, and the options of the last lease. A next lease with equal options shares them.
 #[derive(Default)]
 #[repr(align(64))]
 struct LeasePool {
@@ -252,7 +251,7 @@ impl Acquirer {
         }
     }
 
-    /// The lease of a reader of this client, if this caller is a reader and may share it.
+    /// Joins the lease of a reader of this client, if this caller is a reader and the lease admits it.
     fn join_reader(
         &self,
         request: &LockRequest,
@@ -299,7 +298,7 @@ impl Acquirer {
         lease: impl FnOnce(&T) -> Option<&Lease>,
     ) -> Result<T, Error> {
         let result = result.map_err(|error| error.or_with_key(key.name()));
-        // The caller has already left its queue, since the event handler runs user code.
+        // The event handler runs user code, so the caller has left its queue before.
         if self.callbacks.has_listeners() {
             let waited = self.watchdog.now().since(observed.call.started);
             let granted = result
@@ -325,7 +324,7 @@ impl Acquirer {
         &self.lease_pools[key.shard(LEASE_POOLS)]
     }
 
-    /// The outages that requests with these options meet.
+    /// The outages that concern requests with these options.
     fn outage_of(&self, options: &Options) -> &Outage {
         match options.replicas {
             None => &self.outage,
@@ -373,12 +372,12 @@ struct Caller<'a, 'r> {
     request: &'r LockRequest,
     call: Call,
     waiter: &'a WaiterGuard<'a>,
-    /// The keys of the caller's set behind this one. Its first request asks for them, too, and so does the request that
-    /// confirms a grant.
+    /// The keys of the caller's set behind this one. The caller's first request and the request that confirms a grant
+    /// also ask for these keys.
     rest: &'r [LockRequest],
     /// The result of the request for these keys.
     gains: Gains<'r>,
-    /// The place at which the caller, or the set that it belongs to, began to wait in a queue in Redis.
+    /// The place in a queue in Redis at which the caller, or its set, began to wait.
     place: Option<u64>,
     /// Whether a message has reported a grant that the caller has to confirm.
     is_confirming: bool,
@@ -407,7 +406,7 @@ impl<'a, 'r> Caller<'a, 'r> {
         }
     }
 
-    /// Waits for the lock. `refused`: the caller has sent its first request already, with this result.
+    /// Waits for the lock. `refused` is the result of the first request, if the caller has sent it before this wait.
     fn wait(
         &mut self,
         joined_at: MonotonicTime,

@@ -1,5 +1,5 @@
 //! Handles notifications: wakes waiters that Redis has granted a lock, and ends or confirms leases whose keys changed.
-//! Only `clock_moved` blocks: after a test has moved the clock of a `MemoryStore`, this function waits for the renewals
+//! Only `clock_moved` blocks: a test has moved the clock of a `MemoryStore`, and `clock_moved` waits for the renewals
 //! that are due.
 //!
 //! Any user with the right to publish may forge a message (docs/security.md), so the client checks each one:
@@ -66,7 +66,7 @@ impl NotificationHandler {
         }
     }
 
-    /// Whether waiters queue on the server. If not, all messages about queues are forged.
+    /// Whether waiters queue on the server. Without queues, all messages about queues are forged.
     fn has_queues(&self) -> bool {
         self.backend.notifications.free_servers().is_none()
     }
@@ -127,7 +127,7 @@ impl Listener for NotificationHandler {
             Some(majority) => self.queues.record_change(key, server, majority),
             None => self.queues.tracked_entry_of(key).is_some(),
         };
-        // Called in any case: each watcher has to learn of the change.
+        // This call must not depend on the others: each watcher has to learn of the change.
         let is_watched = self.queues.watches.changed(key);
         let matters = lease.is_some() || matters_to_waiter || is_watched;
         matters.then(|| TrackedKey {
@@ -160,7 +160,7 @@ impl Listener for NotificationHandler {
             Some(lease) if state.is_held_by(*lease) => {}
             Some(lease) => self.lost(key, *lease, state),
             None if let Some(majority) = self.backend.notifications.free_servers() => {
-                // A turn of this client is its own grant on a minority of the servers, which it is about to release.
+                // This client's own turn is a grant on a minority of the servers, which the client releases next.
                 let turn = state.turn().filter(|turn| turn.holder != self.holder);
                 if let Some(turn) = turn {
                     self.queues.record_turn(key, turn);

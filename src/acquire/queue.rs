@@ -82,8 +82,8 @@ struct Watch {
     turn: Option<Turn>,
     /// Whether another client has had the key at any time since the watch began.
     was_taken: bool,
-    /// Whether a majority of the servers has reported that another client released the key. On a quorum, a renewal looks
-    /// the same.
+    /// Whether a majority of the servers has reported that another client released the key. On a quorum, a renewal
+    /// looks the same.
     was_released: bool,
     /// Recorded only if one server stores the key.
     renewal: Renewal,
@@ -292,7 +292,7 @@ impl LocalQueues {
         shard.join_reader(key, options, limits, now)
     }
 
-    /// Adds a guard to a reader lease that has one.
+    /// Adds another guard to a reader lease.
     pub fn add_guard(&self, lease: &Lease) {
         let key = &lease.grant().key;
         if let Some(shares) = self.shard(key).shares.get_mut(key) {
@@ -300,8 +300,8 @@ impl LocalQueues {
         }
     }
 
-    /// Removes a guard of a reader lease. Returns true if it was the last one: its caller releases the lease. Readers
-    /// do not join the lease afterwards.
+    /// Removes a guard of a reader lease. Returns true if it was the last one: the caller then releases the lease,
+    /// which readers do not join any more.
     pub fn remove_guard(&self, lease: &Lease) -> bool {
         let key = &lease.grant().key;
         let mut shard = self.shard(key);
@@ -317,8 +317,8 @@ impl LocalQueues {
         shares.is_some_and(|shares| shares.has_one_guard(lease))
     }
 
-    /// Replaces `before` by `next`, which a conversion has made of it. If `next` is a reader's lease, the readers at
-    /// the head of the queue join it, within the limits of hand-offs, and the first waiter behind them asks Redis.
+    /// Replaces `before` by `next`, the result of its conversion. If `next` is a reader's lease, the readers at the
+    /// head of the queue join it, within the limits of hand-offs, and the first waiter behind them asks Redis.
     pub fn replace_converted(&self, before: &Lease, next: &Arc<Lease>, limits: HandOffs) {
         let (key, now) = (&next.grant().key, self.clock.now());
         let mut shard = self.shard(key);
@@ -523,11 +523,13 @@ impl LocalQueues {
     /// Records a change of a watched key on `server`. Returns true if the key should be read: a waiter watches it, and
     /// it is not known to be missing on a majority.
     ///
-    /// On a quorum, if the key was there before, the change counts as its release, although it may be a renewal: another
-    /// client may have acquired the key again before this client reads it. If one server stores the key (`majority` is
-    /// 1), only a read that finds the key missing counts. If the key changes again after such a read has found the same
-    /// lock, it is not read at once, and the waiter is nudged to pause before it reads the key: other keys that are read
-    /// may push this one out of the server's tracking table, or the key may hold data that are written often.
+    /// On a quorum, a change of a key that was there before counts as its release, although it may be a renewal:
+    /// another client may have acquired the key again before this client reads it.
+    ///
+    /// If one server stores the key (`majority` is 1), only a read that finds the key missing counts. If a read after a
+    /// change has found the same lock, and the key changes again, it is not read at once: the waiter is nudged, and
+    /// reads the key after a pause. Such changes may recur quickly: reads of other keys push this key out of the
+    /// server's tracking table, or a program often writes data to this key.
     pub fn record_change(&self, key: &Key, server: ServerId, majority: usize) -> bool {
         let mut shard = self.shard(key);
         let Some(queue) = shard.queues.get_mut(key) else {
@@ -640,8 +642,8 @@ impl Shard {
         }
     }
 
-    /// Redis has granted the key to `lease`. Returns the leases of this client that have lost the key by this: the
-    /// holder, or all shares of the key. They stay among the holders until their guards are dropped.
+    /// The leases of this client that have lost the key because Redis has granted it to `lease`: the holder, or all
+    /// shares of the key. They stay among the holders until their guards are dropped.
     fn lost_to(&self, lease: &Lease) -> Vec<Arc<Lease>> {
         let grant = lease.grant();
         match grant.options.mode {
@@ -840,10 +842,12 @@ impl WaiterGuard<'_> {
         self.waiter.state.lock().handed_off.take()
     }
 
-    /// Chooses the lease to ask Redis for. This is the lease of the queue's entry if the entry has this waiter's
-    /// options. Otherwise replaces the entry by one for `fresh`, and also returns the old entry, if there is one: the
-    /// caller has to release the lease of the old entry. Marks the entry as in flight. If the entry is in flight
-    /// already, returns `fresh`, and does not change the entry.
+    /// Chooses the lease to ask Redis for, and marks its entry as in flight:
+    ///
+    /// - If the queue's entry has this waiter's options, the lease is that of the entry.
+    /// - Otherwise the lease is `fresh`, which gets a new entry. Returns the old entry, if there is one: the caller has
+    ///   to release its lease.
+    /// - If the entry is in flight already, the lease is `fresh`, and the entry stays as it is.
     pub fn entry(
         &self,
         fresh: LeaseId,
@@ -885,8 +889,8 @@ impl WaiterGuard<'_> {
         (fresh, entry_kind, queue.entry.replace(fresh_entry))
     }
 
-    /// Records that a reply reports `lease` in the queue in Redis. `queue_mode` belongs to the request. Returns whether
-    /// Redis will notify the waiter of a grant; `None` if the local queue asks for another lease by now.
+    /// Records that a reply reports `lease` in the queue in Redis. `queue_mode` is that of the request. Returns whether
+    /// Redis will notify the waiter of a grant; `None` if the local queue now asks for another lease.
     #[must_use]
     pub fn record_queued(
         &self,
@@ -911,7 +915,7 @@ impl WaiterGuard<'_> {
         Some(entry.notified)
     }
 
-    /// Removes `lease`, for which no request was carried out.
+    /// Removes `lease`, whose acquire the script has skipped.
     pub fn remove_unasked_entry(&self, lease: LeaseId) {
         let mut shard = self.queues.shard(self.key);
         if let Some(queue) = shard.queues.get_mut(self.key) {
@@ -969,8 +973,8 @@ impl WaiterGuard<'_> {
         watch.turn.take()
     }
 
-    /// Whether a majority of the servers has reported a release of the key since the watch began. On a quorum, a renewal
-    /// looks the same.
+    /// Whether a majority of the servers has reported a release of the key since the watch began. On a quorum, a
+    /// renewal looks the same.
     pub fn was_released(&self) -> bool {
         let shard = self.queues.shard(self.key);
         let queue = shard.queues.get(self.key);
@@ -988,9 +992,9 @@ impl WaiterGuard<'_> {
     ///
     /// If `lease` is a reader's, the readers directly behind this one join it, within the limits of hand-offs.
     ///
-    /// In the meantime, another thread may have handed a lease off to this waiter, because it did not know yet that it
-    /// had lost the lease. Returns this lease, which the caller has to release. Also returns the client that has
-    /// released `lease` by force, if a message has reported this.
+    /// Another thread that has lost the lock, and does not know it yet, may have handed its lease off to this waiter.
+    /// Returns that lease, which the caller has to release. Also returns the client that has released `lease` by force,
+    /// if a message has reported this.
     #[must_use]
     pub fn leave_with(
         mut self,
@@ -1033,7 +1037,7 @@ impl WaiterGuard<'_> {
                 // This thread panics, so it does not read the reply.
                 entry.is_in_flight = false;
             }
-            // The leaving waiter may have received a wake-up that it did not act upon, so the next waiter is woken.
+            // The leaving waiter may have ignored a wake-up, so the next waiter is woken.
             queue.wake();
         }
         let is_empty = queue.waiters.is_empty();

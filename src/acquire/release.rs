@@ -121,8 +121,7 @@ impl Acquirer {
         (outcome, Some(release_of(lease, valid_until)))
     }
 
-    /// Removes a holder whose release was sent. This comes after the send, so that Redis gets the release before the
-    /// request of the next waiter.
+    /// Removes a holder after its release was sent, so that Redis gets the release before the next waiter's request.
     fn remove_holder(&self, lease: &Lease, outcome: DropOutcome) {
         self.queues.remove_holder(lease);
         if outcome == DropOutcome::Lost {
@@ -328,7 +327,8 @@ impl Acquirer {
         self.store.send_release(self.unheld(key, lease, options));
     }
 
-    /// Does the same, but returns the release instead of sending it.
+    /// Removes the lease from the local queue, as [`release_unheld`](Self::release_unheld) does, and returns the
+    /// release.
     pub fn unheld(&self, key: Key, lease: LeaseId, options: &Options) -> Release {
         self.queues.forget_entry(&key, lease, options.mode);
         let ttl = options.first_ttl();

@@ -11,15 +11,14 @@
 //! could wait behind this caller, while this caller waits for that thread.
 //!
 //! So a set that waits holds only keys before the one that it waits for. Sets wait longest at the keys that come first
-//! in the order: with random 3 of 10 keys, three tenths of the sets need the first key, and wait for it 3.3 times (1 /
-//! 0.3) as long as the fair time.
+//! in the order. If each set has 3 of 10 keys at random, three tenths of the sets need the first key, and wait for it
+//! 3.3 times (1 / 0.3) as long as the fair time.
 //!
-//! A set could instead join the queues of all its keys in one request, and be granted any of them. In a simulation, the
-//! longest wait is then 1.1 to 1.3 times the fair one. But this is safe only if *every* set joins all its queues at the
-//! same moment. If a single set joins a queue later, at the place of its first wait (because it polls, has lost its
-//! place, or has given up a key during a long wait), two sets can wait for each other. The time limit that ends such a
-//! circle causes further ones: in an experiment, 100 clients got 14 grants per second instead of thousands. A set would
-//! have to give up all its keys and to join all queues again, at the end.
+//! Sets do not join the queues of all their keys in one request, although this would be fairer: in a simulation, the
+//! longest wait is 1.1 to 1.3 times the fair one. It is safe only if *every* set joins all its queues at the same
+//! moment. If one set joins a queue later, at the place of its first wait (because it polls, has lost its place, or has
+//! released a key during a long wait), two sets can wait for each other. The time limit that ends such a circle causes
+//! further circles: in an experiment, 100 clients got 14 grants per second instead of thousands.
 //!
 //! A caller that does not wait sends one request for all keys of a slot. The request grants all of them or none.
 //!
@@ -209,7 +208,7 @@ impl Acquirer {
         }
     }
 
-    /// The keys at the start of `rest` for which the request of `request` can ask, too.
+    /// The keys at the start of `rest` that one request can ask for together with the key of `request`.
     fn same_request<'r>(
         &self,
         request: &LockRequest,
@@ -220,13 +219,13 @@ impl Acquirer {
         &rest[..end]
     }
 
-    /// Whether one request can ask for both keys, so the same server stores them.
+    /// Whether one request can ask for both keys. The same server then stores both.
     fn share_requests(&self, one: &Key, other: &Key) -> bool {
         let is_same_slot = || !self.store.renewal_limits().by_slot || one.slot() == other.slot();
         self.contention.is_none() && is_same_slot()
     }
 
-    /// Replaces the leases by leases with the settings of `first`. Their limits count from now on.
+    /// Replaces the leases by leases with the settings of `first`. Their limits count from the last request.
     fn set_limits(
         &self,
         first: &LockRequest,
@@ -532,7 +531,8 @@ impl Drop for HeldKeys<'_> {
 }
 
 impl LockRequest {
-    /// The request for `key` of a set before the last grant: with the same ttl, renewed, and without limits of the hold.
+    /// The request for `key` of a set before the last grant: with the same ttl, renewed, and without limits of the
+    /// hold.
     fn without_limits(&self, key: &Key) -> Self {
         Self {
             key: key.clone(),

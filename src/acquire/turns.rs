@@ -1,6 +1,6 @@
-//! The policy without queues: when a waiter asks again. A quorum has no queue, and beside another library the key has to
-//! become free, so waiters watch the key and take turns. Each waiter counts the turns that it has missed, and pauses
-//! according to the client's records of the [contention](self::contention).
+//! The policy without queues, on a quorum and beside another library: when a waiter asks again. Waiters watch the key
+//! and take turns. Each waiter counts the turns that it has missed, and pauses according to the client's records of the
+//! [contention](self::contention).
 
 pub mod contention;
 #[cfg(test)]
@@ -29,7 +29,7 @@ const LONGEST_REREAD: Duration = Duration::from_millis(100);
 /// A caller that does not wait stops after this many split votes.
 const MAX_SPLIT_VOTES: u32 = 4;
 
-/// The policy for a quorum.
+/// The policy without queues.
 pub struct Turns<'a> {
     call: Call,
     key: &'a Key,
@@ -98,7 +98,7 @@ impl<'a> Turns<'a> {
         }
     }
 
-    /// The latest start of an attempt that ends before the deadline. `None` without a deadline.
+    /// The latest time at which an attempt can start and end before the deadline. `None` without a deadline.
     fn latest_attempt(&self) -> Option<MonotonicTime> {
         let Until::At(deadline) = self.call.until else {
             return None;
@@ -107,7 +107,8 @@ impl<'a> Turns<'a> {
     }
 
     /// Begins the pause before the next attempt. If the deadline is near, the pause ends one round trip before it, and
-    /// the caller makes this last attempt in any case. If less than a round trip is left, the caller asks at once.
+    /// the caller then makes this last attempt even after the deadline. If less than a round trip is left, the caller
+    /// asks at once.
     fn start_pause(&mut self, now: MonotonicTime) -> Retry {
         self.record_turn(now);
         let pause = self.contention.choose_pause(self.key, self.so_far, now);

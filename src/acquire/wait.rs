@@ -41,8 +41,8 @@ pub enum Until {
 pub struct Call {
     pub until: Until,
     pub started: MonotonicTime,
-    /// When the call ends; `None` if it has no limit. All attempts of a caller that does not wait share one command
-    /// time-out: another caller may end the first attempt early, and the next attempt then has only the rest.
+    /// When the call ends; `None` if it has no limit. The attempts of a caller that does not wait share one command
+    /// time-out: if another caller ends the first attempt early, the next attempt has only the rest.
     pub end: Option<MonotonicTime>,
     command_timeout: Duration,
     outage_timeout: Duration,
@@ -96,7 +96,7 @@ impl Call {
         }
     }
 
-    /// The latest time at which a sleeping waiter checks the end of its call and the outage again.
+    /// The latest time at which a sleeping waiter wakes, to check the end of its call and the outage again.
     fn longest_sleep(&self, now: MonotonicTime, outage: Option<&CurrentOutage>) -> MonotonicTime {
         let timeout = self.outage_timeout.max(Duration::from_millis(10));
         let look_again = match outage {
@@ -136,7 +136,8 @@ impl Call {
         }
         let lasted = now.since(outage.since.max(self.started));
         let (kind, reason) = match outage.error.kind() {
-            // The caller's error has the same kind, and its text begins with the kind. So only the message is copied.
+            // The text of an error begins with its kind, and the new error has the same kind. So only the message is
+            // copied.
             kind @ (ErrorKind::Unavailable | ErrorKind::NoQuorum) => {
                 (kind, outage.error.message().to_owned())
             }
@@ -203,7 +204,7 @@ pub enum Place {
     None,
 }
 
-/// When the first waiter of a queue asks Redis again.
+/// When the first waiter of a local queue asks Redis again.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Retry {
     /// At once, because the waiter has not asked yet or was woken.
@@ -222,8 +223,8 @@ impl Retry {
     };
 }
 
-/// The policy that decides when a refused caller asks again: `Places` on servers with queues, `Turns` on a quorum. It
-/// stores the current pause.
+/// The policy that decides when a refused caller asks again: `Places` with queues in Redis, `Turns` without. It stores
+/// the current pause.
 pub trait Pace {
     /// Whether the caller leaves the next turn to other clients before it asks. If so, begins a pause.
     fn leave_turn(&mut self, _now: MonotonicTime) -> bool {
@@ -241,7 +242,8 @@ pub trait Pace {
         now: MonotonicTime,
     ) -> Retry;
 
-    /// The next step of a caller if no server can report changes of the key, because notifications are not connected.
+    /// When the caller asks again if the servers cannot report changes of the key, because notifications are not
+    /// connected.
     fn untracked(&self) -> Retry;
 
     /// The end of the current pause.
@@ -250,8 +252,8 @@ pub trait Pace {
     /// Handles a wake-up of the waiter during the current pause.
     fn woken(&mut self, now: MonotonicTime) -> Retry;
 
-    /// Handles a message that the waiter is now one of the first in the queue in Redis. Without queues, handles repeated
-    /// changes of a key that stays taken.
+    /// Handles a message that the waiter is now one of the first in the queue in Redis. Without queues, handles
+    /// repeated changes of a key that stays taken.
     fn nudged(&mut self, _now: MonotonicTime) {}
 
     /// Handles the end of a sleep at `now`, which may be before the end of the current pause.
@@ -299,7 +301,7 @@ impl Polls {
     }
 }
 
-/// The result of this caller's last attempt. While the caller may ask, this result counts, and not the outages that
+/// The result of this caller's last attempt. While the caller may ask, this result counts instead of the outages that
 /// other callers have found.
 enum LastAttempt {
     None,

@@ -1,4 +1,4 @@
-//! The keys that this client watches: the fenced values of `Once`s whose work another caller runs, and the keys of
+//! The keys that this client watches: the fenced value of each `Once` whose work another caller runs, and the keys of
 //! observed elections ([`leaders`](crate::acquire::leaders)). The server reports a change of a watched key only if the
 //! key was read after the last report.
 
@@ -29,7 +29,7 @@ pub trait Watcher: Send + Sync {
     fn wake(&self);
 }
 
-/// The watchers of a client, one for each thread that waits.
+/// The watchers of a client, by key.
 #[derive(Default)]
 pub struct Watches(Mutex<KeyMap<Vec<Arc<dyn Watcher>>>>);
 

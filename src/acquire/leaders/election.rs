@@ -38,7 +38,7 @@ pub struct Election {
     /// The lease that holds the lock, according to the last answer.
     lease: Option<LeaseId>,
     /// The time at which the observers get `Unknown` unless an answer comes: one validity after the request of the last
-    /// answer was sent. Before the first answer, one validity after the first observer came.
+    /// answer was sent. Before the first answer, one validity after the first observer was added.
     pub known_until: MonotonicTime,
     /// The number of looks that have begun.
     pub looks: u64,
@@ -77,8 +77,8 @@ pub struct Outbox {
     sent: Option<LeaderState>,
     /// The last state that the observer is known to have received.
     received: Option<LeaderState>,
-    /// The number of looks that had begun when the observer came, until a later one is answered. Their answers may be
-    /// older than the observer.
+    /// The number of looks that had begun when the observer was added: their answers may be older than the observer.
+    /// `None` once a later look was answered.
     looks_before: Option<u64>,
 }
 
@@ -156,7 +156,7 @@ impl Election {
         self.observers.insert(observer, outbox);
         if ttl < self.ttl {
             self.ttl = ttl;
-            // The last answer may be older than this validity, because the looks were rarer. The next one is due now.
+            // With the longer ttl, the looks were rarer, so the last answer may be older than the new validity.
             self.known_until = self.known_until.min(now.after(validity(ttl)));
         }
         self.look_again(now);
@@ -184,8 +184,8 @@ impl Election {
         }
     }
 
-    /// Reports the answer to the last look: a change to all observers, and a state without a change to those whose
-    /// first state it is.
+    /// Reports the state that the last look has found: to all observers if it differs from the last reported state,
+    /// otherwise only to those that wait for their first answer.
     fn report(&mut self, state: LeaderState) {
         let is_news = self.state.as_ref().is_none_or(|last| !last.is_same(&state));
         for observer in self.observers.values_mut() {
@@ -273,7 +273,7 @@ impl Election {
         self.retry(now, (self.ttl / 3).min(longest));
     }
 
-    /// Looks again after `pause`. The observers that wait for their first state get `Unknown` in the meantime.
+    /// Looks again after `pause`. The observers that wait for their first answer get `Unknown` now.
     fn retry(&mut self, now: MonotonicTime, pause: Duration) {
         self.look_at = Some(now.after(pause));
         if self.state.is_none() {
@@ -295,7 +295,7 @@ impl Election {
                 None => !state.is_present(),
             };
         if !is_as_before {
-            // Redis may have carried out a look that is under way before the change.
+            // If a look is under way, Redis may have carried it out before the change.
             self.look_again(now);
         } else if let Tracking::Asked(asked_at) = before
             && matches!(

@@ -1,5 +1,5 @@
-//! A client's records of the contention for keys without a queue in Redis, on a quorum or beside another library, and the
-//! pauses that follow from them. Each client decides by itself when to ask, from replies and notifications.
+//! A client's records of the contention for keys without a queue in Redis, on a quorum or beside another library, and
+//! the pauses that follow from them. Each client decides for itself when to ask, from replies and notifications.
 //!
 //! - *After its own release*, a client pauses for up to four round trips. Otherwise it would always ask first, because
 //!   other clients have yet to be notified. After each release, it pauses if it has recently seen that other clients
@@ -259,7 +259,7 @@ mod tests {
         Duration::from_millis(ms)
     }
 
-    /// The contention for a key that was granted at once and has never been released.
+    /// The contention for a key that this client was granted at once and has not released.
     fn granted() -> (Contention, Key, MonotonicTime) {
         let (contention, key) = (Contention::default(), Key::new("", "k", 16).unwrap());
         contention.record_attempt(&key, ROUND_TRIP);
