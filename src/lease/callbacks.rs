@@ -1,13 +1,13 @@
-//! The callback thread of a client. It runs user code: `on_lost` callbacks, event handlers, tracing and metrics. The
-//! library never waits for this thread, and a panic in user code does not end it. Without an event handler, tracing and
-//! metrics, the thread starts with the first callback.
+//! The callback thread of a client. It runs user code: `on_lost` callbacks, event handlers, tracing and metrics. Other
+//! threads of the library never wait for this thread, and a panic in user code does not end it. Without an event
+//! handler, tracing and metrics, the thread starts with the first callback.
 //!
 //! Events that a call causes (`acquired`, `contended`, `limits_differ`, `foreign_holder`, `unavailable`, `released`,
 //! `write_refused`) run on the caller's thread. All other events are queued for the callback thread. The caller's
 //! thread records the metrics of waits and holds, the callback thread those of renewals and retries.
 //!
-//! Callbacks and losses need no bound: there is one callback for each call of `on_lost`, and one loss for each held
-//! lock. Other events recur without end, so at most `MAX_QUEUED_EVENTS` of them are queued.
+//! The queue has no bound for callbacks and losses: each call of `on_lost` adds one callback, and each held lock at
+//! most one loss. Other events recur without end, so at most `MAX_QUEUED_EVENTS` of them are queued.
 
 #[cfg(test)]
 #[cfg(not(shuttle))]
@@ -151,7 +151,7 @@ impl CallbackExecutor {
         self.try_start_thread();
     }
 
-    /// Sets the hook that is called for each lost lease. Only the first call has an effect.
+    /// Sets the hook for lost leases. Only the first call has an effect.
     pub fn set_loss_hook(&self, hook: impl Fn(&Lease) + Send + Sync + 'static) {
         let _ = self.loss_hook.set(Box::new(hook));
     }

@@ -46,7 +46,7 @@ impl Options {
         self.renew_every.is_none() || self.max_hold.is_some() || self.checked
     }
 
-    /// The same first ttl, renewed for as long as the lease is held.
+    /// Options with the same first ttl, with which a lease is renewed for as long as it is held.
     pub fn without_limits(self) -> Self {
         if !self.has_limits() {
             return self;

@@ -9,8 +9,8 @@
 //!            validity ended, or the key is gone
 //! ```
 //!
-//! A lease sets no timer and sends no request: its callers report events, each with its time. Any call after the end of
-//! the validity finds the lease lost, whatever was reported before.
+//! A lease sets no timer and sends no request: its callers report events, each with its time. After the end of the
+//! validity, every call finds the lease lost, whatever was reported before.
 //!
 //! A lease becomes lost at most once, in one of these cases: a pipeline confirms that the key is gone or has another
 //! value; the release does not find the lease in Redis, before the validity ends; the validity or `max_hold` ends; or
@@ -19,8 +19,8 @@
 //! the one event `lost` are queued for the callback thread last.
 //!
 //! While `unlock` waits for the reply, it keeps the listeners of the lease. After the drop of a guard, the lease has no
-//! listeners, so the pipeline reports a loss that the reply to the release contains. The reply to a repeated release
-//! shows no loss, because an earlier attempt may have been carried out.
+//! listeners, so the pipeline reports a loss that the reply to the release shows. The reply to a repeated release shows
+//! no loss, because Redis may have carried out an earlier attempt.
 //!
 //! A held lock takes 176 bytes for its lease, and also an entry in the local queue and a timer. State that few leases
 //! need (callbacks, signals, a check, `max_hold`) is in a separate box, and locks share their options.
@@ -71,7 +71,7 @@ struct State {
     valid_until: MonotonicTime,
     /// The latest time at which Redis may still have the key, even if a renewal without a reply was carried out.
     key_until: MonotonicTime,
-    /// Whether the ttl reaches the end of `max_hold`. The lease is then not renewed any more.
+    /// Whether the ttl reaches the end of `max_hold`. Such a lease is not renewed.
     capped: bool,
     /// When the next renewal is due. During a renewal: when that renewal became due.
     renew_at: Option<MonotonicTime>,
@@ -119,7 +119,7 @@ struct Extras {
     force: ForceReport,
     /// Notified when a change of the ttl has ended.
     ttl_change_ended: Option<Arc<Condvar>>,
-    /// Whether a report during a conversion said that the key does not contain the lease.
+    /// Whether a report came during a conversion that the key does not contain the lease.
     was_reported_missing: bool,
 }
 
@@ -325,7 +325,8 @@ impl Lease {
         self.end_as(Phase::Released, now)
     }
 
-    /// Does the same for a lease that passes to the holder of a ticket: its key is not released.
+    /// Ends the lease as passed to the holder of a ticket: its key is not released. Otherwise does the same as
+    /// [`mark_released`](Self::mark_released).
     pub fn mark_transferred(&self, now: MonotonicTime) -> (LeaseRemains, Result<(), LossReason>) {
         self.end_as(Phase::Transferred, now)
     }
@@ -362,8 +363,8 @@ impl Lease {
     /// Returns `None` and leaves the lease as it is in these cases:
     ///
     /// - The lease has ended, is a reader's, has other options, a check or a `min_hold`, or hand-offs are forbidden.
-    /// - The lease is not renewed (any more), its ttl is being changed or reaches the end of `max_hold`, or the lease
-    ///   was extended beyond its ttl.
+    /// - The lease is not renewed, its ttl is being changed or reaches the end of `max_hold`, or the lease was extended
+    ///   beyond its ttl.
     /// - A third of the validity has passed, or a message of a `force_unlock` is being confirmed.
     ///
     /// Calls no listener, so callers may hold mutexes.
@@ -512,7 +513,7 @@ impl Lease {
         (keep, receiver)
     }
 
-    /// Sends the loss of this lease to a channel, when it is lost or now.
+    /// Sends the loss of this lease to a channel: when it is lost, or at once if it is lost already.
     pub fn report_loss_to(
         &self,
         channel: &Arc<LossSender>,

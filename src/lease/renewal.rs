@@ -15,8 +15,8 @@ use crate::util::sync::{Condvar, MutexGuard};
 pub enum DueActions {
     /// The lease has ended, so it has no actions.
     Ended,
-    /// The lease is held, and its timer is set to `next`. `renew`, `track` and `warn` say which actions are due: to
-    /// renew the lease, to track its key, and to warn that `max_hold` ends soon.
+    /// The lease is held, and its timer is set to `next`. Each flag is an action that is due: to renew the lease, to
+    /// track its key, and to warn that `max_hold` ends soon.
     Held {
         renew: bool,
         track: bool,
@@ -157,7 +157,7 @@ impl Lease {
     /// Runs the user's check on this thread. Returns the lease to renew now: this one, or the one that conversions have
     /// made of it. If the check returns false, stops renewal for good.
     pub fn run_check(self: &Arc<Self>) -> Option<Arc<Self>> {
-        // A lease that has ended has no check any more, and its renewal has no effect.
+        // The check of a lease is dropped when the lease ends. The renewal of such a lease has no effect.
         let (_, check) = self.change_checked(|state| state.extras().check.clone());
         let may = check.is_none_or(Check::run);
         let (lease, ()) = self.change_checked(|state| {
@@ -186,9 +186,9 @@ impl Lease {
         }
     }
 
-    /// Begins the renewal that is due. Returns how long ago it became due. Returns `None` if renewal was stopped, the
-    /// lease has ended, or its ttl is being changed or was changed after the renewal became due. If the validity has
-    /// ended at `now`, first ends the lease as lost.
+    /// Begins the renewal that is due. Returns how long ago it became due. Returns `None` if renewal was stopped, if
+    /// the lease has ended, or if its ttl is being changed or was changed after the renewal became due. If the validity
+    /// has ended at `now`, first ends the lease as lost.
     pub fn begin_renewal(&self, now: MonotonicTime) -> Option<Duration> {
         let mut state = self.lock_and_expire(now);
         let may = state.phase == Phase::Held && state.renewal_due && !state.ttl_changing;
@@ -229,7 +229,7 @@ impl Lease {
         self.lock_for_ttl_change(deadline, clock).is_some()
     }
 
-    /// The same as [`begin_ttl_change`](Self::begin_ttl_change); returns the locked state.
+    /// Does the same as [`begin_ttl_change`](Self::begin_ttl_change), but returns the locked state, or `None`.
     pub(super) fn lock_for_ttl_change(
         &self,
         deadline: MonotonicTime,
@@ -258,7 +258,7 @@ impl Lease {
         extras.is_some_and(|extras| extras.ttl_change_ended.is_some())
     }
 
-    /// Records that Redis has confirmed a change of the ttl: the key lives until `ttl` after `asked_at`, or longer.
+    /// Records that Redis has confirmed a change of the ttl: the key exists until `ttl` after `asked_at`, or longer.
     /// Never shortens the validity, and never revives a lost lease.
     pub fn finish_ttl_change(&self, now: MonotonicTime, asked_at: MonotonicTime, ttl: Duration) {
         let mut state = self.lock_and_expire(now);
@@ -295,8 +295,7 @@ impl Lease {
         latest.min(state.valid_until.before(whole))
     }
 
-    /// Moves the next renewal earlier, because many leases were renewed together. `jitter`, from 0.0 to 1.0, says how
-    /// much.
+    /// Moves the next renewal earlier, because many leases were renewed together. `jitter` is from 0.0 to 1.0.
     pub fn spread_renewal(&self, jitter: f64) {
         let mut state = self.state.lock();
         state.renew_at = state
@@ -328,8 +327,8 @@ impl Lease {
         state.notify_ttl_change_ended();
     }
 
-    /// The longer of `ttl` and the rest of the validity, rounded up to whole milliseconds. A request with this ttl never
-    /// ends the key before the validity, even if another program has removed the key's ttl.
+    /// The longer of `ttl` and the rest of the validity, rounded up to whole milliseconds. A request with this ttl
+    /// never ends the key before the validity, even if another program has removed the key's ttl.
     pub fn at_least_validity(&self, ttl: Duration, now: MonotonicTime) -> Duration {
         let rest = self.state.lock().valid_until.since(now);
         let millis = rest.as_nanos().div_ceil(1_000_000).max(1);

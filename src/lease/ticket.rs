@@ -1,8 +1,8 @@
 //! Tickets: the text by which a lock is transferred from one process to another.
 //!
-//! `lht1 <lease id> <token> <ttl> <time between renewals> <rest of max_hold> <for how long Redis may have the key>
-//! <length of the prefix> <key in Redis>`. Times are in ms, and `-` stands for a time that the lock does not have. The
-//! key comes last, because it may contain spaces.
+//! A ticket is `lht1 <lease id> <token> <ttl> <time between renewals> <rest of max_hold> <for how long Redis may have
+//! the key> <length of the prefix> <key in Redis>`. Times are in ms, and `-` stands for a time that the lock does not
+//! have. The key comes last, because it may contain spaces.
 
 use std::fmt;
 use std::time::Duration;

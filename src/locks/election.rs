@@ -297,18 +297,18 @@ impl Election {
         }
     }
 
-    /// Observes the election: returns the channel of its states. The first state is that of a read that begins after the
-    /// observer was added, or [`LeaderState::Unknown`] if Redis does not answer this read. Each later state is a change.
-    /// This call does not wait. A thread of the client sends the requests.
+    /// Observes the election: returns the channel of its states. The first state comes from a read that begins after
+    /// the observer was added, or is [`LeaderState::Unknown`] if Redis does not answer this read. Each later state is a
+    /// change. This call does not wait. A thread of the client sends the requests.
     ///
     /// A slow observer may skip states, but never the newest: its channel has room for one state, and a newer state
     /// replaces it. The [fencing tokens](LeaderInfo::fencing_token) of the leaders that it reports never fall.
     ///
     /// A client can have thousands of observers: they share one thread, and the observers of one election share their
-    /// requests. Observers that come while a read is under way share the next one. Redis reports changes, so observers
-    /// learn of them within milliseconds. If an ACL or a proxy refuses `CLIENT TRACKING`, the client asks every third of
-    /// the [ttl](Self::ttl) instead. In both cases, an election without changes costs at most three requests for each
-    /// ttl. If its observers have different ttls, the shortest one counts for all.
+    /// requests. Observers that are added while a read is under way share the next one. Redis reports changes, so
+    /// observers learn of them within milliseconds. If an ACL or a proxy refuses `CLIENT TRACKING`, the client asks
+    /// every third of the [ttl](Self::ttl) instead. In both cases, an election without changes costs at most three
+    /// requests for each ttl. If its observers have different ttls, the shortest one counts for all.
     ///
     /// After the last observer of an election is dropped, Redis keeps its two keys in the tracking table until they
     /// change or the client's connection ends. `tracking-table-max-keys` bounds this table.
@@ -396,7 +396,7 @@ impl Election {
     }
 }
 
-/// Refuses a value that clients with these settings could not read.
+/// Refuses a value that is too long for clients with these settings to read.
 fn check_length(value: &[u8], client: &Client, key: &str) -> Result<(), Error> {
     let longest = client.longest_claimed_value();
     if value.len() <= longest {
@@ -464,7 +464,7 @@ impl Leader {
         self.value.change_under(&self.guard, token, Some(value))
     }
 
-    /// Proclaims the first value, and returns the leader. After an error, the term ends.
+    /// Proclaims the first value, and returns this leader. An error ends the term.
     fn proclaimed(self, value: &[u8]) -> Result<Self, Error> {
         self.proclaim(value)?;
         Ok(self)

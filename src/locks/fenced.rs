@@ -181,8 +181,8 @@ impl FencedValue {
         }
     }
 
-    /// Writes the value, or deletes it if `bytes` is `None`, while `guard` holds the lock of this name. Repeats that
-    /// while Redis is away, for `outage_timeout` at most. A repetition does no harm, since it has the same token.
+    /// Writes the value, or deletes it if `bytes` is `None`, while `guard` holds the lock of this name. While Redis is
+    /// away, repeats the request for at most `outage_timeout`. A repetition does no harm, since it has the same token.
     pub(crate) fn change_under(
         &self,
         guard: &MutexGuard,

@@ -82,7 +82,7 @@ impl Guard {
         self.end_unlocked(result)
     }
 
-    /// Reports the end of a hold that [`unlock`](Self::unlock) has ended. Adds the key to the result.
+    /// Ends the hold after a release with this result. Adds the key to the result.
     fn end_unlocked(&mut self, result: Result<Released, Error>) -> Result<Released, Error> {
         let outcome = match &result {
             Ok(Released::Confirmed) => "released",
@@ -100,8 +100,8 @@ impl Guard {
         }
     }
 
-    /// Releases the locks of several guards, and waits for the replies. Returns the error of the first loss, if there is
-    /// one, or the first release that was not confirmed.
+    /// Releases the locks of several guards, and waits for the replies. Returns the error of the first loss, if there
+    /// is one, or the first release that was not confirmed.
     pub fn unlock_all(mut guards: Vec<Self>) -> Result<Released, Error> {
         let Some(first) = guards.first() else {
             return Ok(Released::Confirmed);
@@ -174,7 +174,7 @@ impl Guard {
     }
 
     /// Ends the hold of a closure: hands the lock off to a waiting thread of this client, as a drop does, or releases
-    /// it as [`unlock`](Self::unlock) does. A lock that is known to be lost is never handed off.
+    /// it as [`unlock`](Self::unlock) does. Never hands off a lock that the client knows to be lost.
     pub fn finish(mut self) -> Result<(), Error> {
         if self.live()?.acquirer.hand_off(&self.lease) {
             self.end("handed_off", false);
@@ -183,8 +183,8 @@ impl Guard {
         self.unlock().map(drop)
     }
 
-    /// Converts the lease to this mode, and returns the guard of the new lease. Returns this guard if other readers
-    /// hold the key. After an error, the hold has ended.
+    /// Converts the lease to this mode, and returns the guard of the new lease. If other readers hold the key, returns
+    /// this guard as an error in the result. After an outer error, the hold has ended.
     pub fn convert(mut self, mode: Mode) -> Result<Result<Self, Self>, Error> {
         let client = self.client.clone();
         let acquirer = &self.live().and_then(|_| client.live())?.acquirer;
@@ -363,7 +363,7 @@ impl Drop for Guard {
 impl UnwindSafe for Guard {}
 impl RefUnwindSafe for Guard {}
 
-/// Implements what all guards have in common, for a public struct around a [`Guard`].
+/// Implements the methods and traits that all guards have, for a public struct around a [`Guard`].
 ///
 /// `guard!(MutexGuard, client.mutex("k").lock())` names the type, and an expression that acquires such a guard, for the
 /// examples.

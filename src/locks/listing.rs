@@ -1,4 +1,4 @@
-//! The list of the locks in Redis. It is read in pages: a scan finds keys, and inspections read them.
+//! The list of the locks in Redis, which is read in pages: a scan finds keys, and inspections read them.
 
 use std::collections::{HashSet, VecDeque};
 

@@ -4,10 +4,9 @@
 //! a struct around a `Lock`. Two macros, [`settings!`] and [`calls!`], give the type its methods. The type itself adds
 //! an `acquire`, which wraps a [`Guard`] in the type's own guard, and the methods that other types do not have.
 //!
-//! Why not type aliases, such as `type Mutex = Lock<Exclusive>`? A user reads signatures and error messages, and those
-//! would contain `Result<Guard<K>, Error>` and `Guard<Exclusive>` instead of `MutexGuard`. Links to `Mutex::lock` would
-//! lead to the page of `Lock`. An alias cannot rename a call either: a read-write lock needs `read` and `write`, and a
-//! semaphore `acquire`. With the macros, each type has a page with its own names and examples.
+//! With the macros, each type has a page with its own names and examples. Type aliases, such as
+//! `type Mutex = Lock<Exclusive>`, would not suffice: signatures and errors would contain `Guard<Exclusive>`, links to
+//! `Mutex::lock` would lead to the page of `Lock`, and a read-write lock could not name its calls `read` and `write`.
 
 use std::fmt::DebugStruct;
 use std::panic::{RefUnwindSafe, UnwindSafe};
@@ -42,8 +41,8 @@ pub struct Lock {
     pub min_hold: Duration,
 }
 
-/// The longest time for which a forced release waits until the holder's client listens for notifications. The script
-/// asks for this wait only if the grant is less than a second old, or if the lock's value contains no time.
+/// For how long a forced release waits at most until the holder's client listens for notifications. It waits only if
+/// the script finds that the grant is less than a second old, or that the lock's value contains no time.
 const NOTIFY_WITHIN: Duration = Duration::from_secs(1);
 /// The pause between two requests of a forced release during that wait.
 const NOTIFY_PAUSE: Duration = Duration::from_millis(20);
@@ -175,7 +174,7 @@ impl Lock {
         Ok(Holders::new(found))
     }
 
-    /// Takes the key from a holder by force. Returns false if the holder's lease did not hold the key any more.
+    /// Takes the key from a holder by force. Returns false if the holder's lease has lost the key before.
     pub fn force(&self, holder: &HolderInfo) -> Result<bool, Error> {
         let (client, key) = (&self.client, self.key.clone()?);
         let Some(lease) = holder.lease() else {
@@ -263,8 +262,8 @@ pub fn run_under<G: ClosureGuard, T>(guard: G, work: impl FnOnce(&G) -> T) -> Re
     guard.finish().map(|()| value)
 }
 
-/// Implements the settings of a public type around a [`Lock`], its `key` and its debug output. With `settings of` before
-/// the arguments, it implements the settings only.
+/// Implements the settings of a public type around a [`Lock`], its `key` and its debug output. With `settings of`
+/// before the arguments, it implements the settings only.
 ///
 /// `settings!(Mutex, client.mutex("k"), lock, MutexGuard::extend)` names the type, an expression that makes a lock for
 /// the examples, the call that waits for the lock, and the method that extends it.

@@ -25,10 +25,10 @@ const MAX_KEYS: usize = 128;
 
 /// Several keys that are locked together, and the settings to acquire them. From [`Client::mutexes`].
 ///
-/// All clients acquire the keys of a set in one order, so sets with common keys do not deadlock. Each key is the same
-/// lock as a [`Mutex`](crate::Mutex) with this name, with its own queue and its own fencing tokens. While a call waits
-/// for a key, it holds the keys before it in the order, and the client renews them. So small sets cannot starve a large
-/// one.
+/// All clients acquire the keys of a set in the same order, so sets with common keys do not deadlock. Each key is the
+/// same lock as a [`Mutex`](crate::Mutex) with this name, with its own queue and its own fencing tokens. While a call
+/// waits for a key, it holds the keys before it in the order, and the client renews them. So small sets cannot starve a
+/// large one.
 ///
 /// On one server, a free set costs one request to acquire and one to release it, whatever the number of its keys. On a
 /// Cluster, it costs these two requests for each slot. Each key that is taken adds one request.
@@ -262,8 +262,8 @@ impl MutexesGuard {
         Guard::first_lost(&self.guards).map_or(Ok(()), Guard::check)
     }
 
-    /// A channel that receives the first key that is lost, and the reason. A release never makes the channel ready. Each
-    /// call makes a new channel.
+    /// A channel that receives the first key that is lost, and the reason. A release never makes the channel ready.
+    /// Each call makes a new channel.
     ///
     /// ```
     /// # let client = leasehold::Client::memory()?;
@@ -325,9 +325,9 @@ impl MutexesGuard {
     }
 
     /// Changes data in the same Redis server, only if all keys are held at that moment. Otherwise does the same as
-    /// [`MutexGuard::transaction`](crate::MutexGuard::transaction): Redis executes all commands of `pipe` in one step if
-    /// the keys of all locks are unchanged (`WATCH`). So a holder that lost one of the keys writes nothing, even if it
-    /// has not noticed the loss. Use it to move money between two accounts that each have their own lock.
+    /// [`MutexGuard::transaction`](crate::MutexGuard::transaction): Redis executes all commands of `pipe` in one step
+    /// if the keys of all locks are unchanged (`WATCH`). So a holder that lost one of the keys writes nothing, even if
+    /// it has not noticed the loss. Use it to move money between two accounts that each have their own lock.
     ///
     /// # Errors
     /// The errors of [`MutexGuard::transaction`](crate::MutexGuard::transaction). On a Cluster, also `CrossSlot` if the

@@ -2,8 +2,8 @@
 //! and other threads see one plain lock. Further guards send no request and never wait.
 //!
 //! Each thread has a list of the locks that it holds. The list is only an index: the guards own the lock, and the drop
-//! of the last guard releases it. When a thread ends while locks are in its list, these locks are not renewed any more.
-//! They are not released either, because the state of the work is unknown.
+//! of the last guard releases it. When a thread ends while locks are in its list, the client stops renewing these
+//! locks. It does not release them, because the state of the work is unknown.
 
 use std::cell::RefCell;
 use std::collections::HashMap;

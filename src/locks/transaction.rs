@@ -158,8 +158,7 @@ impl TransactionRunner {
     }
 
     /// Runs `body`, and executes the commands that `body` put into the pipeline if all `leases` are still held. Repeats
-    /// both steps as long as watched keys change in between, up to [`MAX_TRIES`] times. The keys of the leases have one
-    /// slot.
+    /// both steps as long as watched keys change in between, up to [`MAX_TRIES`] times. The leases' keys share a slot.
     pub(crate) fn run<T, E>(
         &self,
         leases: &[&Arc<Lease>],
