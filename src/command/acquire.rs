@@ -27,8 +27,8 @@ pub struct Acquire {
     pub ttl: Duration,
     pub queue_mode: QueueMode,
     pub link: Link,
-    /// If set, this many replicas have to acknowledge the grant. If they do not, the outcome is `Unavailable`, and the
-    /// store releases the grant.
+    /// The replicas that have to acknowledge the grant. If too few do, the outcome is `Unavailable`, and the store
+    /// releases the grant.
     pub replicas: Option<Replicas>,
 }
 
@@ -131,8 +131,8 @@ impl Call for Acquire {
                 Some(lock.left(step.now))
             }
             Some(Entry::Lock(lock)) => Some(lock.expires_at.since(step.now)),
-            // A request for a lease that was queued before must not acquire a free key. The request's caller may be
-            // gone, and then nothing would release the key.
+            // A request for a lease that was queued before must not acquire a free key: if the request's caller has
+            // left, the key would stay taken until its ttl ends.
             None if waits || is_queued || !self.mode.is_exclusive() => None,
             Some(Entry::Shares(_)) => None,
             None => {
@@ -242,8 +242,8 @@ impl Acquire {
         Ok(is_granted.then(|| keyspace.give(key, own, self.ttl, None, step)))
     }
 
-    /// For how long other leases exclude this lease from the key. If only waiters exclude it, the time until
-    /// `called_until`, the end of a roll call, or until all shares have ended.
+    /// For how long other leases exclude this lease from the key. If only waiters of a shared key exclude it, the time
+    /// until `called_until`, the end of a roll call, or otherwise until all shares have ended.
     fn left(
         &self,
         keyspace: &Keyspace,
@@ -373,8 +373,8 @@ pub enum QueueMode {
     Existing { notified: bool },
 }
 
-/// The smallest place, in µs, of a waiter that was not granted the key before. A waiter that confirmed an earlier grant
-/// too late gets a smaller place, so it comes first.
+/// The smallest usual place, in µs. A waiter that confirmed an earlier grant too late gets a smaller place, so it comes
+/// first.
 pub const FIRST_USUAL_PLACE: u64 = 1_000_000_000_000_000;
 
 /// The place in front of the queue for a waiter that joined at `since` and confirmed its grant too late. Several such

@@ -126,7 +126,7 @@ pub struct Adoption {
     /// An upper bound for the key's ttl after the adoption.
     pub longest: Duration,
     pub renew: bool,
-    /// If set, this many replicas have to acknowledge the adoption. If they do not, the outcome is `Unavailable`, and
-    /// the store releases the key.
+    /// The replicas that have to acknowledge the adoption. If too few do, the outcome is `Unavailable`, and the store
+    /// releases the key.
     pub replicas: Option<Replicas>,
 }

@@ -31,7 +31,7 @@ pub struct Claim {
     /// `None` grants the lock only if the fenced value is missing or deleted. `Some` writes these bytes as the value,
     /// under the token of the grant. If the lock is not granted, a claim with `Some` does not read the value.
     pub term: Option<Arc<[u8]>>,
-    /// As for [`Acquire`](crate::command::Acquire).
+    /// The replicas that have to acknowledge the grant: see [`Acquire`](crate::command::Acquire).
     pub replicas: Option<Replicas>,
 }
 

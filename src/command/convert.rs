@@ -28,8 +28,8 @@ pub struct Convert {
     pub ttl: Duration,
     /// An upper bound for the key's ttl after the conversion.
     pub longest: Duration,
-    /// If set, this many replicas have to acknowledge the conversion. If they do not, the outcome is `Unavailable`, and
-    /// the store releases the key.
+    /// The replicas that have to acknowledge the conversion. If too few do, the outcome is `Unavailable`, and the store
+    /// releases the key.
     pub replicas: Option<Replicas>,
 }
 

@@ -82,8 +82,8 @@ impl Encoder<'_> {
     }
 }
 
-/// Formats `number` as decimal digits. The digits are at the end of the array, from the returned index on. Each request
-/// has several numbers, and the standard library takes ten times as long to format one.
+/// Formats `number` as decimal digits. The digits are at the end of the array, from the returned index on. (The
+/// standard library takes ten times as long, and each request has several numbers.)
 pub fn decimal(mut number: u64) -> ([u8; 20], usize) {
     let mut digits = [0; 20];
     let mut start = digits.len();

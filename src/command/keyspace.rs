@@ -197,8 +197,7 @@ impl Keyspace {
         (!for_another.is_zero()).then_some(Reply::Abstained { for_another })
     }
 
-    /// The reply to a request of a lease whose key is missing, if the node of a quorum may have lost the key. `None` on
-    /// a single server.
+    /// The reply `Abstained`, if this node of a quorum may have lost the key of a request. `None` on a single server.
     pub fn lost(&mut self, step: &Step<'_>) -> Option<Reply> {
         let is_in_quorum = !step.quarantine.is_zero();
         is_in_quorum.then(|| self.abstained(step)).flatten()
@@ -277,7 +276,7 @@ impl Keyspace {
         true
     }
 
-    /// Sets a key as another program does. The model has no other foreign values than hashes.
+    /// Sets a key as another program does. In the model, all foreign values are hashes.
     pub fn set_foreign(&mut self, key: &Key, expires_in: Option<Duration>, step: &mut Step<'_>) {
         let foreign = Entry::Fenced {
             token: 0,

@@ -74,9 +74,9 @@ pub enum Command {
     Settle(Key),
 }
 
-/// All scripts, in the order in which a batch is written. Releases come before acquires: if a batch releases a key and
-/// acquires it, the acquire finds the key free. Holds come before releases: otherwise a hold would set a key again that
-/// the same batch has released.
+/// All scripts, in the order in which a pipeline writes a batch. Releases come before acquires: if a batch releases a
+/// key and acquires it, the acquire finds the key free. Holds come before releases: otherwise a hold could set a key
+/// again that the same batch has released.
 pub static SCRIPTS: [&Script; 12] = [
     &vote::HOLD,
     &release::SCRIPT,
@@ -142,13 +142,13 @@ pub struct CallContext<'a> {
     pub holder: &'a HolderId,
     /// The library whose locks the client also excludes and waits for.
     pub other_library: Option<OtherLibrary>,
-    /// How long a node of a quorum abstains after it may have lost its data (its quarantine). Only scripts of a quorum
-    /// use it.
+    /// How long a node of a quorum abstains if it may have lost its data (its quarantine). Only scripts of a quorum use
+    /// it.
     pub quarantine: Duration,
 }
 
 impl CallContext<'_> {
-    /// Whether the call is a call of a script for Redisson's locks.
+    /// Whether the script is for Redisson's locks.
     fn is_for_redisson(&self) -> bool {
         self.other_library.is_some_and(OtherLibrary::is_redisson)
     }
@@ -169,9 +169,9 @@ impl CallContext<'_> {
 pub enum IfUnanswered {
     /// Sends the command again.
     Repeat,
-    /// Completes the command with an error, and sends this release.
+    /// Returns an error to the caller, and sends this release.
     Undo(Release),
-    /// Completes the command with an error.
+    /// Returns an error to the caller.
     Report,
 }
 
@@ -296,8 +296,8 @@ pub enum Reply {
         /// Set if leases share the key: the limit of the newest permit, or 0 for readers.
         shared: Option<u32>,
     },
-    /// The acquire was not carried out, or was undone: the same call has not granted another key of its set. Nothing has
-    /// changed for this key.
+    /// The script has skipped the acquire, or has undone it: the same call has not granted another key of its set. The
+    /// key is as before.
     Skipped,
     /// No lease got the votes of a majority of a quorum's nodes, because several leases asked for the key at the same
     /// time.
@@ -319,7 +319,7 @@ pub enum Reply {
     /// A node of a quorum may have lost data, and does not vote for this time. As the reply to a release: the node does
     /// not have the lease's key.
     Abstained { for_another: Duration },
-    /// The time of a quorum's node that votes, in µs of its clock.
+    /// The clock of a quorum's node that votes, in µs.
     Clock { micros: u64 },
     /// The request reached a node of a quorum after the client had stopped waiting for it. The node did nothing. Its
     /// clock shows `micros`.
@@ -348,7 +348,7 @@ pub enum Reply {
     Stale { token: u64 },
     /// A fenced value.
     Value(Vec<u8>),
-    /// The state of a lock and its fenced value, which a claim has not changed, or which a look has read.
+    /// The state of a lock and its fenced value: the reply to a look, and to a claim without a grant.
     LockAndValue(Box<LockAndValue>),
 }
 

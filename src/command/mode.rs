@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::util::id::{HolderId, LeaseId};
 
-/// The most readers or permits of a key.
+/// The greatest number of readers or permits of a key.
 const MOST: u32 = 10_000;
 
 /// How a lease holds its key.

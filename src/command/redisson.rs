@@ -1,8 +1,8 @@
 //! Redisson's locks: the scripts that take the place of the usual ones for a client of
 //! [`OtherLibrary::Redisson`](crate::OtherLibrary::Redisson), and the names of Redisson's own keys.
 //!
-//! A lock of Redisson is a hash with one field, which names the holder. Redisson compares the field only with that of
-//! its own caller. So the field of a lease of this library is `<lease id>:<holder id>`.
+//! A lock of Redisson is a hash with one field, which names the holder. Redisson only compares this field with the
+//! field of its own caller, so this library can choose the form of its fields: `<lease id>:<holder id>`.
 
 use std::time::Duration;
 
@@ -194,7 +194,7 @@ fn read_inspected(result: &mut Value) -> Option<Outcome> {
             }),
             expires_in,
         },
-        // The field has the length of ours, and other content.
+        // The script has checked only one character of the field.
         None => Reply::Foreign(Foreign {
             redis_type: "hash",
             expires_in,

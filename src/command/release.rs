@@ -29,7 +29,7 @@ pub struct Release {
     pub held: Option<Held>,
     /// Set if the lease may be queued: the ttl of its acquire.
     pub queued: Option<Duration>,
-    /// The key stays taken for this time from the grant on. Zero unless a guard held the lease.
+    /// How long the key stays taken, counted from the grant. Zero unless a guard held the lease.
     pub min_hold: Duration,
 }
 
@@ -149,7 +149,7 @@ impl Release {
         self.mode.is_exclusive() && self.min_hold.is_zero()
     }
 
-    /// For how long the key has to stay taken.
+    /// How much longer the key has to stay taken.
     fn rest(&self, step: &Step<'_>) -> Duration {
         let Some(held) = self.held else {
             return Duration::ZERO;
@@ -256,9 +256,9 @@ struct EndedLease {
     mode: Mode,
     /// The holder of the share, or of the entry in the queue.
     holder: HolderId,
-    /// As in [`Release`].
+    /// Set if the lease may be queued: the ttl of its acquire.
     queued: Option<Duration>,
-    /// For how long the key has to stay taken.
+    /// How much longer the key has to stay taken.
     rest: Duration,
     /// `None` for a usual release; `Some` for a release by force.
     must_notify: Option<bool>,

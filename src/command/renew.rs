@@ -22,7 +22,7 @@ pub struct Renew {
     /// The token of the grant, for a quorum.
     pub token: u64,
     pub ttl: Duration,
-    /// If set, this many replicas have to acknowledge the new ttl. If they do not, the outcome is `Unavailable`.
+    /// The replicas that have to acknowledge the new ttl. If too few do, the outcome is `Unavailable`.
     pub replicas: Option<Replicas>,
 }
 

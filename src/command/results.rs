@@ -26,8 +26,8 @@ pub fn wrong_type(code: &str, _: &str) -> Option<Outcome> {
     matches!(code, "WRONGTYPE" | "FOREIGN").then_some(Ok(Reply::Taken { by: None }))
 }
 
-/// Reads the error `FOREIGN`: another program has written a value to the key. For a client that excludes no other
-/// library, the decoder of replies makes an error of it. Returns `None` for another `code`.
+/// Reads the error `FOREIGN`: another program has written a value to the key. If the client excludes no other library,
+/// the decoder of replies turns this reply into an error. Returns `None` for another `code`.
 pub fn foreign_lock(code: &str, detail: &str) -> Option<Outcome> {
     (code == "FOREIGN").then(|| Ok(Reply::Foreign(Foreign::parse(detail))))
 }

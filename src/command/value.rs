@@ -1,4 +1,4 @@
-//! The value of a lock's key: `lh1 <lease> <granted at, µs> <holder>`, and these marks behind it:
+//! The value of a lock's key: `lh1 <lease> <granted at, µs> <holder>`, followed by these marks:
 //!
 //! - ` ?` or ` !` if a waiter has not confirmed its grant;
 //! - ` +` if the lock's release has to grant the lock to the first waiter in the queue.

@@ -28,7 +28,7 @@ pub struct Propose {
     pub until: u64,
 }
 
-/// A hold with this ttl only asks whether the lease holds the key. It sets no ttl.
+/// A hold with this ttl only asks whether the lease holds the key, and leaves the key's ttl as it is.
 const ONLY_ASKS: Duration = Duration::from_millis(1);
 
 /// The layout of the scripts that propose and hold.

@@ -187,8 +187,8 @@ pub fn data_mark(prefix: &str) -> String {
     [prefix, DATA].concat()
 }
 
-/// The channel on which scripts publish messages to the client `holder`. A node of a Cluster forwards such a message to
-/// all other nodes.
+/// The plain channel on which scripts publish messages to the client `holder`. A node of a Cluster forwards such a
+/// message to all other nodes.
 pub fn channel(prefix: &str, holder: &HolderId) -> String {
     [prefix, CHANNEL, holder.as_str()].concat()
 }
@@ -242,9 +242,9 @@ impl Hasher for KeyHasher {
     }
 
     fn write_u32(&mut self, hash: u32) {
-        // The low bits of a hash choose a key's shard, so they are equal for all keys in the map of a shard. But the
-        // map chooses its buckets by the low bits, too. The multiplication (Fibonacci hashing) makes the upper half of
-        // the product depend on all bits, and the swap of the halves moves that half down.
+        // A map chooses its buckets by the low bits of a hash. But the low bits also choose a key's shard, so they are
+        // equal for all keys in the map of a shard. The multiplication (Fibonacci hashing) makes the upper half of the
+        // product depend on all bits, and the swap of the halves moves that half down.
         self.0 = u64::from(hash)
             .wrapping_mul(0x9e37_79b9_7f4a_7c15)
             .rotate_left(32);
@@ -429,7 +429,7 @@ mod tests {
         assert!(used > 100, "{keys} keys use {used} of 256 buckets");
     }
 
-    /// The hash that an earlier version used: FNV-1a with 32 bits, without a seed.
+    /// A hash without a seed, FNV-1a with 32 bits, for which names with equal hashes are easy to find.
     fn fnv1a(start: u32, bytes: &[u8]) -> u32 {
         let step = |hash: u32, byte: &u8| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193);
         bytes.iter().fold(start, step)

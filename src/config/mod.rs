@@ -63,7 +63,7 @@ impl Replicas {
         (count > 0).then_some(Self { count, timeout })
     }
 
-    /// Merges the needs of two requests that share one `WAIT`: the greater count and the longer time.
+    /// The acknowledgements that two requests need from one shared `WAIT`: the greater count and the longer time.
     pub fn and(self, other: Self) -> Self {
         Self {
             count: self.count.max(other.count),
@@ -90,8 +90,8 @@ impl Default for ConnectionLimits {
 }
 
 impl ConnectionLimits {
-    /// When a connection that is made at `now` has to be replaced: after a random part of `max_age`, between three
-    /// quarters and all of it, so that the connections of many clients are not replaced at the same time.
+    /// When a connection that is made at `now` has to be replaced: at a random time in the last quarter of `max_age`,
+    /// so that the connections of many clients are not replaced at the same time.
     pub fn replace_at(&self, now: MonotonicTime) -> MonotonicTime {
         let part = u32::try_from(random_number() % 256).unwrap_or_default();
         now.after(self.max_age - self.max_age / 1024 * part)
@@ -206,7 +206,7 @@ impl Config {
     }
 
     /// Checks the time-out for acknowledgements: at most half of the command time-out, because a request may first wait
-    /// for the acknowledgements of an earlier batch. Refuses zero, which `WAIT` takes as no limit.
+    /// for the acknowledgements of an earlier batch. Refuses zero, with which `WAIT` waits without a limit.
     pub fn check_replicas(&self, replicas: Option<Replicas>) -> Result<(), Error> {
         let Some(Replicas { timeout, .. }) = replicas else {
             return Ok(());

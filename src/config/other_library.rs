@@ -19,8 +19,9 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OtherLibrary {
-    /// Each library whose lock is held as long as its key exists: redis-py, redsync, bsm/redislock, Redlock for Node.js,
-    /// RedLock.net, Medallion, redlock-rb, pottery, Laravel, Spring, Symfony, rslock and others. Their waiters poll.
+    /// Each library whose lock is held as long as its key exists: redis-py, redsync, bsm/redislock, Redlock for
+    /// Node.js, RedLock.net, Medallion, redlock-rb, pottery, Laravel, Spring, Symfony, rslock and others. Their waiters
+    /// poll.
     PlainKeys,
     /// python-redis-lock. Each release also wakes a waiter of that library. `min_hold` is
     /// [`Unsupported`](crate::ErrorKind::Unsupported).
@@ -44,9 +45,9 @@ pub enum OtherLibrary {
     /// ```
     Redisson {
         /// Whether the fencing tokens are the numbers of Redisson's counter, which `RFencedLock` uses. Set this if the
-        /// processes of Redisson call `getFencedLock`. Otherwise the tokens rise among the grants of leasehold only.
-        /// Choose this before your storage remembers the first token: the counter begins at 1, and all other tokens
-        /// are near 10^18.
+        /// processes of Redisson call `getFencedLock`. Otherwise the tokens rise from one grant of leasehold to the
+        /// next, and cannot be compared with Redisson's. Choose this before your storage remembers the first token: the
+        /// counter begins at 1, and all other tokens are near 10^18.
         fenced: bool,
     },
 }

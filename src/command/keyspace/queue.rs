@@ -11,7 +11,7 @@ use crate::config::key::Key;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, LeaseId};
 
-/// The most waiters in a queue, and the most waiters that one grant skips.
+/// A queue has at most this many waiters, and one request skips at most this many.
 const MAX_QUEUE: usize = 10_000;
 /// This many waiters at the front of a queue send a request each second.
 const NEAR: usize = 8;
@@ -216,7 +216,7 @@ impl Keyspace {
             let own_ttl = own.filter(|(lease, _)| *lease == first.lease);
             let is_notified = first.ttl.is_some() && own_ttl.is_none();
             if is_notified && !(step.listens)(&first.holder) {
-                // The waiter's client does not listen any more, so its entry is skipped.
+                // The waiter's client has stopped listening, so its entry is skipped.
                 self.remove_first(key);
                 gone += 1;
                 continue;
@@ -375,8 +375,8 @@ impl Keyspace {
 }
 
 impl Queue {
-    /// Finds the waiter's entry: either `notified` or `polling`, which differ only in whether the waiter polls. With
-    /// `notify`, replaces `polling` by `notified`, at the same place.
+    /// Finds the waiter's entry: `notified`, or `polling` if the waiter joined to poll. With `notify`, replaces
+    /// `polling` by `notified`, at the same place.
     pub fn find_waiter(
         &mut self,
         notified: Waiter,

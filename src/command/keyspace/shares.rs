@@ -35,7 +35,7 @@ pub struct Share {
 }
 
 impl Share {
-    /// How many members it has in Redis.
+    /// The number of its members in Redis.
     pub fn weight(&self) -> u32 {
         self.mode.weight()
     }
@@ -149,7 +149,7 @@ impl Keyspace {
         if !has_late {
             return;
         }
-        // A roll call of a moment ago counts for all late shares.
+        // An earlier roll call that has not ended counts for all late shares.
         let ends_at = match self.roll_call_end(key, now) {
             None if self.call_roll(key, own, step) => Some(now.after(ROLL_CALL)),
             ends_at => ends_at,
