@@ -1,6 +1,6 @@
 -- Purpose: grant each free lock key to its lease with a fencing token, or return for how long the key is taken.
 --   The upper part of a token is the time of Redis in µs. The fence counter makes these times strictly increasing.
---   A lock without a ttl, which a crashed client of an old version left, gets the caller's ttl.
+--   If another program has removed the ttl of a lock, the lock gets the caller's ttl.
 --   A lease may join the key's queue, which lua/serve.lua describes. The mark ` +` at the end of a lock's value makes
 --   the lock's release serve the queue. The requests of waiters keep the queue for ten to twenty seconds beyond the
 --   lock's ttl. A request that may join the queue and finds the key free serves the queue first.
@@ -52,8 +52,8 @@ for i = 1, n do
       mode, asked = string.match(mode, '^([-+%d]*)(.*)$')
     end
   end
-  -- A request for a lease that was queued must not acquire a free key: its caller may be gone, and then nothing would
-  -- release the key. A request that may join must not acquire a free key while others are queued: the script serves
+  -- A request for a lease that was queued must not acquire a free key: if its caller has left, the key would stay taken
+  -- until its ttl ends. A request that may join must not acquire a free key while others are queued: the script serves
   -- them first.
   local waiting = is_open and queue and redis.pcall('ZCARD', queue)
   local is_queued = queue and (mode == '-' or mode == '-+' or waiting ~= 0)

@@ -1,6 +1,6 @@
 -- Purpose: set `micros` to the time of the next grant: the time of Redis, but at least one µs after the last grant. A
---   part of the scripts that say `-- part: count.lua`, run before a key may be granted. A request that only joins the
---   queue of a taken key does not read the counter.
+--   part of the scripts that say `-- part: count.lua`. They run it before they may grant a key. A request that only
+--   joins the queue of a taken key does not read the counter.
 -- KEYS: those of the script
 -- ARGV: those of the script
 -- Returns: nothing; `refused` is set if the counter cannot be used

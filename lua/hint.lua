@@ -1,5 +1,5 @@
--- Purpose: a function that publishes the message `<start of the lease> <hint> <key>` for each of the waiters `hinted`
---   that does not poll. A part of lua/serve.lua.
+-- Purpose: define a function that publishes the message `<start of the lease> <hint> <key>` for each of the waiters
+--   `hinted` that does not poll. A part of lua/serve.lua and lua/release.lua.
 -- KEYS: those of the script
 -- ARGV: those of the script
 -- Returns: nothing; sets `hint_waiters`

@@ -27,8 +27,9 @@ for i = 1, n do
   -- part: foreign.lua
   result = refused or not is_shared and value
   if is_shared and not refused then
-    -- The key expires a second after its newest share ends. So the key's ttl gives the time by which the shares end,
-    -- even if MIGRATE has moved the key to a server with another clock. A key without a ttl tells no time.
+    -- The key expires a second after its newest share ends. So the key's ttl shows the time on the clock that the ends
+    -- belong to, even if MIGRATE has moved the key to a server with another clock. Without a ttl, the clock of this
+    -- server counts.
     local left, now_ms = redis.pcall('PTTL', key), nil
     if type(left) == 'number' and left >= 0 then
       now_ms = math.ceil(newest[2]) + 1000 - left

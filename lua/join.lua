@@ -5,8 +5,8 @@
 --   calls the roll, too.
 -- KEYS: those of the script
 -- ARGV: those of the script
--- Returns: a result of acquire, which may be an error FOREIGN or MIXED; 0: the key is free; nil: lua/acquire.lua has to
---   begin again
+-- Returns: a result of lua/acquire.lua, which may be an error FOREIGN or MIXED; 0: the key is free; nil:
+--   lua/acquire.lua has to begin again
 local function join_or_confirm(key, lease, ttl, mode, asked, queue, waiting)
   local kind = string.sub(mode, 1, 1)
   local waits = kind == '-'
@@ -145,7 +145,7 @@ local function join_or_confirm(key, lease, ttl, mode, asked, queue, waiting)
   if is_over or not held then
     -- part: serve.lua
     if is_over and doubt == '?' or set and set.late then
-      -- Several shares may be late. A roll call of a moment ago counts for all of them.
+      -- Several shares may be late. An earlier roll call that has not ended counts for all of them.
       local is_called, ends = false, set and shares.roll_call_end(key)
       if not ends then
         -- part: roll_call.lua

@@ -21,8 +21,8 @@ for i = 1, n do
   local key, lease, ttl = KEYS[i + 2], ARGV[4 * i - 1], ARGV[4 * i]
   local proposal, latest = ARGV[4 * i + 1], ARGV[4 * i + 2]
   result = refused
-  -- A server that was stopped or cut off carries out old requests late. No client would release keys that it granted
-  -- then.
+  -- A server that was stopped or cut off carries out old requests late. Keys that it granted then would stay taken
+  -- until their ttl ends.
   if not result and now > latest then result = { err = 'LATE ' .. now } end
   if not result then
     -- part: stored.lua

@@ -1,8 +1,8 @@
 -- Purpose: set `refused` while this node of a quorum must not vote, because it may have lost locks and could grant them
 --   a second time. A part of the scripts that say `-- part: quarantine.lua`.
 --   `mark` contains the run id of the server's process, a space, and the time in µs at which the server's data begins.
---   lua/data.lua compares the run id once for each new connection, since INFO takes long. If the mark is missing, as
---   after FLUSHALL, or its time is in the future, a new mark is written and the quarantine begins.
+--   Only lua/data.lua, once for each new connection, compares the run id, since INFO takes long. If the mark is missing,
+--   as after FLUSHALL, or its time is in the future, this part writes a new mark and the quarantine begins.
 -- KEYS: those of the script
 -- ARGV: those of the script
 -- Returns: nothing; `marked` is the mark as it was read; `left` is the ms until the node votes, 0 or less if it votes;

@@ -3,8 +3,9 @@
 -- KEYS: those of the script
 -- ARGV: those of the script
 -- Returns: nothing; `result` is a number: a lease of this library holds the key, ms until it expires (-1: never), and
---   `found` is its field; an error FOREIGN, a type, these ms and a mark of eight digits: a lock of Redisson, or a value
---   of another program. The holder of a lock determines the mark; any other error: refused
+--   `found` is its field; an error FOREIGN, a type, these ms and a mark: a lock of Redisson, or a value of another
+--   program. The mark has eight digits of the hash of the holder's field, or is 0 without such a field; any other
+--   error: refused
 -- part: redisson_field.lua
 result = redis.pcall('PTTL', key)
 -- The lease id has 32 digits. Redisson's own field begins with a UUID, which has 36.

@@ -1,6 +1,6 @@
 -- Purpose: release each lock key as lua/release.lua does. Then wake a waiter of python-redis-lock for each key that is
---   free, as the release of that library does: its waiters wait for an element of the key's signal, a list. If the ttl
---   ended before the release, its waiters were not woken, so the script also signals for a missing key.
+--   free, as the release of that library does: its waiters wait for an element of the key's signal, a list. The end of
+--   a ttl wakes none of them, so the script also signals for a key that was missing before the release.
 -- KEYS: those of lua/release.lua, then for each lock key its signal
 -- ARGV: those of lua/release.lua
 -- Returns: the results of lua/release.lua, among them the errors FOREIGN and QUARANTINE, or one error for all keys: a

@@ -28,7 +28,7 @@ for i, key in ipairs(KEYS) do
       result = string.sub(result, 1, 256)
     else
       -- A new primary, or a restarted server, may have lost the confirmation of the grant. So this script confirms the
-      -- grant again: waiters take a key with this mark as soon as its ttl is short.
+      -- grant again. Otherwise waiters would take the key, with its mark, as soon as its ttl is short.
       local mark_at = string.find(result, ' [?!]', 55)
       if mark_at then
         local confirmed = string.sub(result, 1, mark_at - 1) .. string.sub(result, mark_at + 2)

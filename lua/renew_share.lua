@@ -6,7 +6,7 @@
 local time = redis.call('TIME')
 local now = string.format('%010d%06d', time[1], time[2])
 -- part: shares.lua
--- A renewal confirms a late grant, too. Other late shares stay, since this script cannot call the roll.
+-- A renewal also confirms a late grant. Other late shares stay, since this script cannot call the roll.
 local set = use_shares().look(key, true)
 if set and set.err then
   result = set

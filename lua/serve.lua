@@ -15,7 +15,7 @@
 --   mark and calls the roll (lua/roll_call.lua).
 --   Places below 10^15 belong to waiters that confirmed an earlier grant too late. They come first, and have up to 3 s
 --   to confirm.
---   Waiters that were silent at the last roll call come last. If the first waiter is silent, all are: the script
+--   Waiters that have not replied to the last roll call come last. If the first waiter is silent, all are: the script
 --   deletes the queue, and asks 1,000 of them to send a request. Those that are alive join again.
 --   While waiters may still reply to the roll call of a shared key, no waiter is granted a share before a silent waiter
 --   with an earlier place, and the queue stays.

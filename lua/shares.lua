@@ -132,7 +132,7 @@ local function use_shares()
   local function wait_for(key, share, set)
     if not set or fits(share, set) then return nil end
     local ends = set.ends
-    -- That many have to end. If all have to, the newest one is the last.
+    -- The number of members that have to end. If all have to end, the newest one is the last.
     local over = share and share.kind == set.kind and set.used + share.weight - math.min(share.most, 10000)
     if over and over < set.used then
       local last = redis.pcall('ZRANGE', key, over - 1, over - 1, 'WITHSCORES')

@@ -1,5 +1,4 @@
--- Purpose: read the token of the fenced value under `key`. A part of lua/read.lua, lua/write.lua and
---   lua/claim.lua.
+-- Purpose: read the token of the fenced value under `key`. A part of lua/read.lua, lua/write.lua and lua/claim.lua.
 -- KEYS: those of the script
 -- ARGV: those of the script
 -- Returns: nothing; `seen` is a token of twenty digits; 0: the key is missing; an error FOREIGN and a type: the key
