@@ -225,6 +225,7 @@ impl Node {
     /// Closes the connections of requests for good.
     pub fn disconnect(&self) {
         self.shared.endpoint.close_connections();
+        self.shared.connector.wake_callers();
     }
 
     /// Queues the release of a lease whose proposal got no reply and may still arrive.
@@ -477,6 +478,7 @@ impl Store for Node {
 
     fn close(&self) {
         self.shared.endpoint.close();
+        self.shared.connector.wake_callers();
     }
 }
 

@@ -22,6 +22,7 @@ use parking_lot::{Condvar, Mutex};
 use r2d2::ManageConnection;
 
 use crate::report::error::{Error, ErrorKind};
+use crate::util::backoff::Backoff;
 use crate::util::clock::MonotonicTime;
 use crate::util::slot::Redirect;
 use crate::wire::connect::connection::{Condition, Connection};
@@ -31,8 +32,10 @@ use crate::wire::endpoint::{Endpoint, REPLACE_WAIT};
 const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
 /// At most this many attempts are under way at a time.
 const MAX_ATTEMPTS: usize = 3;
-/// How often a waiting caller checks whether it has to leave.
-const CHECK_PAUSE: Duration = Duration::from_millis(5);
+/// The pauses after which a waiting caller checks whether it has to leave. They double, since callers that check often
+/// would take the time of the processors from the attempts that they wait for.
+const FIRST_CHECK: Duration = Duration::from_millis(5);
+const LONGEST_CHECK: Duration = Duration::from_millis(100);
 
 /// Makes connections to one server.
 pub struct Connector {
@@ -43,13 +46,16 @@ pub struct Connector {
     /// Lets each start of a thread fail.
     #[cfg(test)]
     has_no_threads: std::sync::atomic::AtomicBool,
+    /// How often callers have checked whether they have to leave.
+    #[cfg(test)]
+    checks: std::sync::atomic::AtomicUsize,
 }
 
 /// The attempts to connect, and the connections that they have made.
 #[derive(Default)]
 struct Attempts {
     state: Mutex<State>,
-    /// Notified when an attempt ends.
+    /// Notified when an attempt ends, and when the client ends.
     ended: Condvar,
 }
 
@@ -83,7 +89,16 @@ impl Connector {
             idle: Mutex::default(),
             #[cfg(test)]
             has_no_threads: std::sync::atomic::AtomicBool::new(false),
+            #[cfg(test)]
+            checks: std::sync::atomic::AtomicUsize::new(0),
         })
+    }
+
+    /// Wakes the waiting callers, so that they leave at once. Called when the client has ended.
+    pub fn wake_callers(&self) {
+        // A caller checks under this mutex, so it sees the end of the client, or waits when it is notified.
+        let _state = self.attempts.state.lock();
+        self.attempts.ended.notify_all();
     }
 
     /// Makes a connection within `timeout`. Tries again after a failed attempt, unless its error
@@ -113,7 +128,11 @@ impl Connector {
                 || endpoint.check_open().is_err()
         };
         let (mut again_at, mut failed) = (MonotonicTime::now(), 0);
+        let mut checks = Backoff::new(FIRST_CHECK, LONGEST_CHECK);
         loop {
+            #[cfg(test)]
+            self.checks
+                .fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             let mut state = attempts.state.lock();
             if let Some(made) = state.made.pop() {
                 drop(state);
@@ -140,7 +159,11 @@ impl Connector {
                 }
                 continue;
             }
-            let pause = CHECK_PAUSE.min(until.since(now));
+            let mut pause = checks.next().min(until.since(now));
+            if again_at > now {
+                // The next attempt begins in time.
+                pause = pause.min(again_at.since(now));
+            }
             attempts.ended.wait_for(&mut state, pause);
         }
     }

@@ -135,6 +135,37 @@ fn attempts_that_hang_are_bounded() {
     drop((connection, connector.connect(LONG).unwrap()));
 }
 
+/// Returns a connector whose attempts hang while the mutex is locked.
+fn hanging_connector(server: &Server) -> (Arc<Connector>, Arc<Mutex<()>>) {
+    let mut endpoint = Endpoint::new(&server.url(), LONG, DEFAULT_MAX_REPLY).unwrap();
+    let hang = Arc::new(Mutex::new(()));
+    let login_hangs = Arc::clone(&hang);
+    let login = move || {
+        drop(login_hangs.lock());
+        Ok(Credentials::user("default", "s3cret"))
+    };
+    endpoint
+        .set_credentials(CredentialsCallback::new(login))
+        .unwrap();
+    (Connector::new(&Arc::new(endpoint)), hang)
+}
+
+/// A thousand clients that start together wait for their connections. If each checked every few milliseconds, the
+/// attempts to connect would get too little time of the processors, and would time out.
+#[test]
+fn a_waiting_caller_checks_rarely() {
+    let server = Server::start().unwrap();
+    let (connector, hang) = hanging_connector(&server);
+    let hanging = hang.lock();
+    let waits = Duration::from_secs(1);
+    assert!(connector.connect(waits).is_err());
+    // Pauses of 5, 10, 20, 40, 80 and then 100 ms, and a check after the begin of each attempt.
+    let checks = connector.checks.load(Ordering::SeqCst);
+    assert!(checks <= 20, "{checks} checks in {waits:?}");
+    drop(hanging);
+    wait_for_attempts(&connector);
+}
+
 /// An unused client must not log in again and again, and clients must not all connect at once when Redis is back.
 #[test]
 fn no_attempt_begins_without_a_caller() {

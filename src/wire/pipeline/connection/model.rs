@@ -93,6 +93,10 @@ impl Server {
     }
 
     /// Models have no transactions.
+    pub fn wake_callers(&self) {
+        unreachable!("models have no client that ends")
+    }
+
     pub fn exclusive_connection(
         self: &Arc<Self>,
         _: Duration,
