@@ -408,6 +408,7 @@ impl Endpoint {
     fn open_in_time(&self, time: Duration) -> Result<Connection, Error> {
         let deadline = MonotonicTime::now().after(time);
         let mut others = self.sentinels.as_ref().map_or(0, |all| all.count() - 1);
+        let mut has_failed = false;
         loop {
             self.pause(deadline, &self.queries);
             self.check_open()?;
@@ -423,6 +424,9 @@ impl Endpoint {
             }
             let again_at = self.record_attempt(opened.as_ref().err());
             let (Some(again_at), Err(error)) = (again_at, &opened) else {
+                if has_failed && opened.is_ok() {
+                    self.set_last_error(None);
+                }
                 return opened;
             };
             if doubts == self.doubts() {
@@ -435,7 +439,18 @@ impl Endpoint {
             if deadline <= again_at.after(self.connect_timeout / 8) {
                 return opened;
             }
+            // A caller whose time ends before the next attempt gets this error.
+            self.set_last_error(Some(error.clone()));
+            has_failed = true;
         }
+    }
+
+    /// Sets the error of the last attempt to connect, or `None` if that attempt has succeeded.
+    fn set_last_error(&self, error: Option<Error>) {
+        let last = error.map(|error| (error, MonotonicTime::now()));
+        // The replaced error may own a value of the user, so it is dropped after the unlock.
+        let replaced = std::mem::replace(&mut self.failures.lock().last, last);
+        drop(replaced);
     }
 
     /// Waits until the sentinels may be asked again after a failed attempt to connect, until `deadline` at the latest.

@@ -68,6 +68,29 @@ fn an_old_primary_grants_nothing_after_a_switch() {
     assert_eq!(guards.len(), 8);
 }
 
+/// A caller whose time ends between two attempts gets the error of the first one.
+#[test]
+fn a_failed_attempt_is_known_before_the_next_one() {
+    let server = Server::start().unwrap();
+    // The attempts end only after many pauses, since each sentinel names the primary that refuses connections.
+    let fakes: Vec<Fake> = (0..40).map(|_| Fake::start(1, 1, vec![])).collect();
+    let endpoint = endpoint(&fakes.iter().collect::<Vec<_>>(), 3 * LONG);
+    thread::scope(|scope| {
+        let attempts = scope.spawn(|| endpoint.open());
+        let error = || endpoint.last_error().map(|error| error.to_string());
+        assert_eventually("a failed attempt", || error().is_some());
+        assert!(!attempts.is_finished(), "the error came only at the end");
+        let error = error().unwrap_or_default();
+        assert!(error.contains("refuses connections"), "{error}");
+        for fake in &fakes {
+            let mut script = fake.script.lock();
+            (script.primary, script.epoch) = (server.port().into(), 2);
+        }
+        drop(attempts.join().unwrap().unwrap());
+    });
+    assert!(endpoint.last_error().is_none());
+}
+
 /// A replica that a sentinel names as the primary.
 fn replica_named_as_primary(server: ServerBuilder) -> (Server, Arc<Endpoint>, Fake) {
     let replica = server.arg("replicaof", "127.0.0.1 1").start().unwrap();
