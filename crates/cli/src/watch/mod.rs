@@ -9,7 +9,7 @@ use std::fmt;
 use std::io::{self, IsTerminal as _};
 use std::process::ExitCode;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use leasehold::Client;
 use leasehold::crossbeam_channel::{Receiver, RecvError, bounded, select};
@@ -125,7 +125,7 @@ fn read_lists(client: Client, options: &Watch) -> io::Result<Receiver<ListResult
         loop {
             let started = Instant::now();
             let read = locks::read_list(&client, &list);
-            let pause = interval.max(PAUSE_FACTOR * started.elapsed());
+            let pause = pause_after(&read, started.elapsed(), interval);
             if sender.send(read).is_err() {
                 return;
             }
@@ -136,6 +136,13 @@ fn read_lists(client: Client, options: &Watch) -> io::Result<Receiver<ListResult
         .name("lists".to_owned())
         .spawn(read)?;
     Ok(lists)
+}
+
+/// The pause after a read that has taken this time. A failed read takes the time of a time-out, but has listed few keys:
+/// in an outage, the next read must not wait for many time-outs.
+fn pause_after(read: &ListResult, took: Duration, interval: Duration) -> Duration {
+    let factor = if read.is_ok() { PAUSE_FACTOR } else { 1 };
+    interval.max(factor * took)
 }
 
 /// The last result of the reading thread.
@@ -200,6 +207,17 @@ fn changes<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_list_slows_the_next_one() {
+        let (interval, second) = (Duration::from_secs(2), Duration::from_secs(1));
+        let listed = Ok((Vec::new(), true));
+        assert_eq!(pause_after(&listed, second, interval), 19 * second);
+        assert_eq!(pause_after(&listed, second / 100, interval), interval);
+        let failed = Err(Failure::new(SYSTEM, "Redis is away"));
+        assert_eq!(pause_after(&failed, second, interval), interval);
+        assert_eq!(pause_after(&failed, 3 * second, interval), 3 * second);
+    }
 
     #[test]
     fn changes_are_those_between_two_lists() {
