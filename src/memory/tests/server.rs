@@ -466,7 +466,11 @@ impl Redis {
         let [first, last] = [found.before.before(GRAIN), found.after.after(GRAIN)];
         // A quarantine ends at a microsecond, so it may also end between the two exact times of the command.
         let [begun, ended] = found.command;
+        // A slow command may come between the ends of two keys, for example those of a lock and of its value.
+        let between = (1..).map(|n| first.after(n * GRAIN / 4));
+        let between = between.take_while(|at| *at < last);
         let asked_at = [first, last, found.before, found.after, begun, ended];
+        let asked_at = asked_at.into_iter().chain(between);
         let mut differences = BTreeSet::new();
         for asked_at in asked_at {
             for choice in 0..8 {
