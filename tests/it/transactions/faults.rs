@@ -249,7 +249,7 @@ fn dead_transaction_connections_free_their_slots() {
                     scope.spawn(|| guard.extend(2 * LONG_TTL).unwrap());
                 }
             });
-            connections(&server) == 4
+            connections(&server) >= 4
         });
         assert!(all_others, "{}", connections(&server));
         let guards = &guards[..at_once];
