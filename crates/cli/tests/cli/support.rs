@@ -100,7 +100,7 @@ pub fn is_locked(client: &Client, key: &str) -> bool {
 /// The text that a program writes. A thread reads it, so that a wait for a part of it has a limit.
 pub struct Text {
     parts: Receiver<Vec<u8>>,
-    /// What was read, and not returned yet.
+    /// The bytes that were read, but not returned yet.
     rest: Vec<u8>,
 }
 

@@ -18,7 +18,7 @@ const SHOW_CURSOR: &str = "\x1b[?25h";
 struct Terminal {
     script: Child,
     keys: ChildStdin,
-    /// What the programs on the terminal write.
+    /// The output of the programs on the terminal.
     text: Text,
 }
 
