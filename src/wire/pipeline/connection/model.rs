@@ -92,11 +92,12 @@ impl Server {
         })
     }
 
-    /// Models have no transactions.
+    /// Models have no client that ends.
     pub fn wake_callers(&self) {
         unreachable!("models have no client that ends")
     }
 
+    /// Models have no transactions.
     pub fn exclusive_connection(
         self: &Arc<Self>,
         _: Duration,
