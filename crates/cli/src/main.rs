@@ -10,6 +10,7 @@ mod connection;
 mod doctor;
 mod election;
 mod exit;
+mod job;
 mod locks;
 mod output;
 mod run;

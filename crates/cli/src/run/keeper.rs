@@ -14,9 +14,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use nix::sys::signal::SigSet;
-use rustix::process::{Signal, getpgrp, getpid, kill_current_process_group};
+use rustix::process::{Signal, getpid, kill_current_process_group};
 
 use crate::exit::SYSTEM;
+use crate::job;
 
 /// The first argument of the keeper.
 pub const NAME: &str = "__keeper";
@@ -27,7 +28,7 @@ pub const PROCESS_NAME: &CStr = c"lock-keeper";
 /// Runs the keeper. Writes one byte when only KILL and STOP can still reach it.
 pub fn main() -> ExitCode {
     // If a user has started the keeper by hand in a shell, it must not kill the group of the shell.
-    let is_leader = getpgrp() == getpid();
+    let is_leader = job::group() == Some(getpid());
     // Linux names a process after the program's file.
     #[cfg(target_os = "linux")]
     let _ = rustix::thread::set_name(PROCESS_NAME);

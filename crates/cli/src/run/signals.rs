@@ -20,7 +20,7 @@ use signal_hook::consts::{
 };
 
 use crate::exit::SIGNALED;
-use crate::run::terminal;
+use crate::job;
 
 /// An event while the command runs.
 #[derive(Debug)]
@@ -95,7 +95,7 @@ impl Signals {
                     }
                     _ if signal == SIGTSTP => {
                         drop(state);
-                        if terminal::can_stop() {
+                        if job::can_stop() {
                             let _ = kill_process(getpid(), Signal::STOP);
                         }
                     }

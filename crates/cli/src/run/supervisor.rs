@@ -18,6 +18,7 @@ use rustix::process::{Pid, Signal, WaitStatus, kill_process};
 use signal_hook::consts::{SIGCHLD, SIGCONT, SIGINT, SIGTSTP, SIGTTIN, SIGTTOU};
 
 use crate::exit::{Failure, NOT_EXECUTABLE, NOT_FOUND, SIGNALED, SYSTEM};
+use crate::job;
 use crate::output::{message, unix_millis};
 use crate::run::group::Group;
 use crate::run::hold::{Hold, names};
@@ -269,7 +270,7 @@ impl Supervisor<'_> {
         match event {
             Event::Lost => {}
             Event::Signal(SIGCHLD) => self.reap(),
-            Event::Signal(SIGTSTP) if terminal::can_stop() => self.suspend(),
+            Event::Signal(SIGTSTP) if job::can_stop() => self.suspend(),
             Event::Signal(SIGCONT) => self.resume(),
             Event::Signal(signal) if FORWARDED.contains(signal) => {
                 self.has_passed_on_int |= *signal == SIGINT;
@@ -329,7 +330,7 @@ impl Supervisor<'_> {
                 self.suspend();
             }
         } else if signal == SIGTSTP || is_given {
-            match terminal::can_stop() {
+            match job::can_stop() {
                 true => self.suspend(),
                 false => self.signal(Signal::CONT),
             }

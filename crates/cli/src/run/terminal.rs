@@ -8,11 +8,10 @@ use std::os::unix::fs::FileTypeExt as _;
 use std::thread;
 
 use nix::sys::signal::SigSet;
-use rustix::process::{
-    Pid, Signal, getpgid, getpgrp, getpid, getppid, getsid, kill_current_process_group,
-    kill_process,
-};
+use rustix::process::{Pid, Signal, getpid, kill_current_process_group, kill_process};
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr, tcsetpgrp};
+
+use crate::job;
 
 /// The terminal on standard input, and the group of the command.
 pub struct Terminal {
@@ -46,7 +45,7 @@ impl Terminal {
             return false;
         };
         foreground == self.group
-            || foreground == getpgrp() && tcsetpgrp(&self.stdin, self.group).is_ok()
+            || Some(foreground) == job::group() && tcsetpgrp(&self.stdin, self.group).is_ok()
     }
 
     /// Whether the group has the terminal.
@@ -64,7 +63,8 @@ impl Terminal {
         let take = || {
             let mut background: SigSet = SigSet::empty();
             background.add(nix::sys::signal::Signal::SIGTTOU);
-            background.thread_block().is_ok() && tcsetpgrp(&self.stdin, getpgrp()).is_ok()
+            background.thread_block().is_ok()
+                && job::group().is_some_and(|own| tcsetpgrp(&self.stdin, own).is_ok())
         };
         thread::scope(|scope| scope.spawn(take).join().unwrap_or(false))
     }
@@ -81,35 +81,6 @@ fn is_pipe(output: &io::Stdout) -> bool {
     let output = output.as_fd().try_clone_to_owned();
     let kind = output.and_then(|output| File::from(output).metadata());
     kind.is_ok_and(|kind| kind.file_type().is_fifo())
-}
-
-/// Whether Ctrl-Z may stop this program. If its session has no shell with job control, no process would continue it, and
-/// the kernel would not stop it, either. On systems other than Linux, this function looks only at the parent.
-pub fn can_stop() -> bool {
-    if !io::stdin().is_terminal() {
-        return true;
-    }
-    let (group, session) = (getpgrp(), getsid(None));
-    let mut next = getppid();
-    while let Some(ancestor) = next {
-        if getsid(Some(ancestor)) != session {
-            return false;
-        }
-        // A shell with job control gives each job a group of its own.
-        if getpgid(Some(ancestor)) != Ok(group) || cfg!(not(target_os = "linux")) {
-            return true;
-        }
-        next = parent_of(ancestor);
-    }
-    false
-}
-
-/// The parent of a process, on Linux.
-fn parent_of(process: Pid) -> Option<Pid> {
-    let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.as_raw_pid())).ok()?;
-    // The name in parentheses may contain spaces. The state and the parent follow it.
-    let (_, rest) = stat.rsplit_once(") ")?;
-    Pid::from_raw(rest.split(' ').nth(1)?.parse().ok()?)
 }
 
 /// Ends this program by SIGINT, after Ctrl-C has ended the command. Ctrl-C reached only the group of the command, which

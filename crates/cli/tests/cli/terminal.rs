@@ -14,6 +14,16 @@ const CLOSE: &str = "\x1b[?1049l";
 const LOOK: &str = r#"look() { stty -a | tail -n +2 | tr "\n" " "; echo; }; "#;
 const SHOW_CURSOR: &str = "\x1b[?25h";
 
+/// Runs a program in a PID namespace of its own, in which the session of its caller has no number.
+const IN_NAMESPACE: [&str; 6] = [
+    "unshare",
+    "--user",
+    "--map-root-user",
+    "--pid",
+    "--fork",
+    "--kill-child",
+];
+
 /// A terminal, and the shell script that runs on it.
 struct Terminal {
     script: Child,
@@ -25,11 +35,17 @@ struct Terminal {
 impl Terminal {
     /// Runs a shell script. The program `leasehold` is `$0`.
     fn start(server: &Server, script: &str) -> Self {
+        Self::start_by(&[], server, script)
+    }
+
+    /// Runs a shell script. The command `starter` starts the terminal.
+    fn start_by(starter: &[&str], server: &Server, script: &str) -> Self {
         // By default, Ctrl-C and Ctrl-Z also discard the output that this process has not read yet.
         let script = format!("stty noflsh; {LOOK}{script}").replace('\'', r"'\''");
         let shell = format!("sh -c '{script}' '{}'", env!("CARGO_BIN_EXE_leasehold"));
-        let mut script = Command::new("script")
-            .args(["-qec", &shell, "/dev/null"])
+        let words = [starter, &["script", "-qec", &shell, "/dev/null"]].concat();
+        let mut script = Command::new(words[0])
+            .args(&words[1..])
             .env("LEASEHOLD_URL", server.url())
             .env("LEASEHOLD_CONNECT_TIMEOUT", CONNECT_TIMEOUT)
             .env("SHELL", "/bin/sh")
@@ -159,13 +175,13 @@ fn i7_the_command_gets_the_terminal() {
     terminal.wait_for("code 130");
 }
 
-/// Nothing would continue the programs.
-#[test]
-fn without_job_control_ctrl_z_has_no_effect() {
+/// No shell would continue the programs.
+fn assert_ctrl_z_has_no_effect(starter: &[&str]) {
     let server = server();
     let client = client(&server);
     let guard = client.mutex("k").lock().expect("it is free");
-    let mut terminal = Terminal::start(&server, &format!("echo begin; \"$0\" run k {READER}"));
+    let script = format!("echo begin; \"$0\" run k {READER}");
+    let mut terminal = Terminal::start_by(starter, &server, &script);
     terminal.wait_for("begin");
     let queue = || client.mutex("k").inspect().expect("the server runs");
     assert!(eventually(LIMIT, || queue()
@@ -179,6 +195,24 @@ fn without_job_control_ctrl_z_has_no_effect() {
     terminal.wait_for("^Z");
     terminal.press("word\n");
     terminal.wait_for("got word");
+}
+
+#[test]
+fn without_job_control_ctrl_z_has_no_effect() {
+    assert_ctrl_z_has_no_effect(&[]);
+}
+
+/// `docker exec`, and some services, start a program in a session of another namespace.
+#[cfg(target_os = "linux")]
+#[test]
+fn without_job_control_ctrl_z_has_no_effect_in_a_container() {
+    let mut trial = Command::new(IN_NAMESPACE[0]);
+    trial.args(&IN_NAMESPACE[1..]).arg("true");
+    if !trial.status().is_ok_and(|status| status.success()) {
+        println!("skipped: this user may not make a PID namespace");
+        return;
+    }
+    assert_ctrl_z_has_no_effect(&IN_NAMESPACE);
 }
 
 /// The pager of `leasehold run k git log | less` reads from the terminal, too.
