@@ -132,6 +132,7 @@ pub fn run(
         ended: None,
         has_passed_on_int: false,
         is_interrupted: false,
+        is_hung_up: false,
     };
     Ok(supervisor.run())
 }
@@ -227,6 +228,8 @@ struct Supervisor<'a> {
     has_passed_on_int: bool,
     /// Whether Ctrl-C has ended the command.
     is_interrupted: bool,
+    /// Whether the command got HUP, since it cannot get the terminal.
+    is_hung_up: bool,
 }
 
 impl Supervisor<'_> {
@@ -326,8 +329,10 @@ impl Supervisor<'_> {
             if self.terminal.as_ref().is_some_and(Terminal::give) {
                 self.has_terminal = true;
                 self.signal(Signal::CONT);
-            } else {
+            } else if job::can_stop() {
                 self.suspend();
+            } else {
+                self.hang_up();
             }
         } else if signal == SIGTSTP || is_given {
             match job::can_stop() {
@@ -335,6 +340,21 @@ impl Supervisor<'_> {
                 false => self.signal(Signal::CONT),
             }
         }
+    }
+
+    /// Ends a command that needs the terminal of another job, while no shell could continue this one. The kernel, too, sends
+    /// HUP to a stopped group that no shell can continue.
+    fn hang_up(&mut self) {
+        // If the command ignores HUP, it stops again.
+        let (signal, name) = match self.is_hung_up {
+            false => (Signal::HUP, "HUP"),
+            true => (Signal::KILL, "KILL"),
+        };
+        self.is_hung_up = true;
+        message(format_args!(
+            "the command needs a terminal that is in use, and no shell could continue it later; it gets {name}"
+        ));
+        self.end(signal);
     }
 
     /// Stops the whole group, then this program, until this program is continued.

@@ -6,7 +6,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use leasehold_testbed::{Server, eventually};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::support::{CONNECT_TIMEOUT, LIMIT, Text, client, is_stopped, server};
+use crate::support::{CONNECT_TIMEOUT, LIMIT, Text, client, is_locked, is_stopped, server};
 
 const OPEN: &str = "\x1b[?1049h";
 const CLOSE: &str = "\x1b[?1049l";
@@ -213,6 +213,22 @@ fn without_job_control_ctrl_z_has_no_effect_in_a_container() {
         return;
     }
     assert_ctrl_z_has_no_effect(&IN_NAMESPACE);
+}
+
+/// The shell that has started the job is gone, so nothing could give the terminal to the command.
+#[test]
+fn a_command_that_can_never_get_the_terminal_ends() {
+    let server = server();
+    for (trap, signal) in [(":", "HUP"), ("trap '' HUP", "KILL")] {
+        let script = format!(
+            "sh -c 'set -m; \"$0\" run k \"$@\" </dev/tty &' \"$0\" \
+             sh -c \"{trap}; read x; read x; sleep 1000\"; exec sleep 1000"
+        );
+        let mut terminal = Terminal::start(&server, &script);
+        terminal.wait_for(&format!("it gets {signal}\r\n"));
+        let client = client(&server);
+        assert!(eventually(LIMIT, || !is_locked(&client, "k")), "{signal}");
+    }
 }
 
 /// The pager of `leasehold run k git log | less` reads from the terminal, too.
