@@ -14,6 +14,7 @@ use rustix::process::{Signal, kill_current_process_group};
 
 use crate::args::Watch;
 use crate::exit::Failure;
+use crate::job;
 use crate::watch::view::{Action, View};
 use crate::watch::{ListResult, received};
 
@@ -33,7 +34,8 @@ pub fn show(
             recv(events) -> event => match event {
                 Ok(Event::Key(key)) => match view.handle(key) {
                     Action::Draw => {}
-                    Action::Suspend => screen.suspend()?,
+                    Action::Suspend if job::can_stop() => screen.suspend()?,
+                    Action::Suspend => {}
                     Action::End => return Ok(()),
                 },
                 // The next drawing has the new size.

@@ -96,6 +96,8 @@ fn watch_leaves_the_terminal_as_it_was() {
         let id = terminal.line().parse().ok().and_then(Pid::from_raw);
         terminal.wait_for(OPEN);
         terminal.wait_for("job:a");
+        // The shell has no job control, so Ctrl-Z has no effect.
+        terminal.press("\x1a");
         match end {
             "TERM" => kill_process(id.expect("it is an id"), Signal::TERM).expect("it runs"),
             key => terminal.press(key),
