@@ -301,16 +301,21 @@ impl ClusterStore {
         }
     }
 
-    /// Sends one command to the node that serves its slot, and follows redirects.
+    /// Sends one command to the node that serves its slot, and follows redirects. With `is_repeat`, a node got the command
+    /// before, and may have carried it out.
     fn send(
         &self,
-        command: &Command,
+        command: &mut Command,
         slot: Slot,
         mut deadline: MonotonicTime,
+        mut is_repeat: bool,
     ) -> Result<Reply, FailedRequest> {
         let mut attempts = Attempts::until(deadline);
         let mut asked = None;
         loop {
+            if is_repeat {
+                command.report_no_loss();
+            }
             let is_asked = asked.is_some();
             let master = match asked.take() {
                 Some(target) => target,
@@ -324,10 +329,14 @@ impl ClusterStore {
             let error = match outcome {
                 Ok(reply) => {
                     master.record_reply(true);
-                    return Ok(reply);
+                    return Ok(match is_repeat {
+                        true => command.reply_to_repeat(reply),
+                        false => reply,
+                    });
                 }
                 Err(error) => error,
             };
+            is_repeat |= error.is_of_repeat();
             if is_silence(&error) {
                 master.record_reply(false);
             }
@@ -351,11 +360,17 @@ impl ClusterStore {
 
     /// Calls [`send`](Self::send). Queues a failed release for the background, unless its node has done so. A command
     /// without a key is a flush, which goes to all nodes.
-    fn send_or_queue(&self, command: Command, deadline: MonotonicTime) -> Outcome {
+    fn send_or_queue(
+        &self,
+        mut command: Command,
+        deadline: MonotonicTime,
+        is_repeat: bool,
+    ) -> Outcome {
         let Some(slot) = command.key().map(Key::slot) else {
             return self.flush(deadline).map(|()| Reply::Done);
         };
-        self.send(&command, slot, deadline).map_err(|failed| {
+        let sent = self.send(&mut command, slot, deadline, is_repeat);
+        sent.map_err(|failed| {
             let FailedRequest {
                 error,
                 is_retried_by_node,
@@ -666,7 +681,7 @@ impl Store for ClusterStore {
     fn execute(&self, requests: &mut [Request]) {
         if let [request] = requests {
             let (command, deadline) = (request.command.clone(), request.deadline);
-            request.outcome = Some(self.send_or_queue(command, deadline));
+            request.outcome = Some(self.send_or_queue(command, deadline, false));
             return;
         }
         let mut all: Vec<&mut Request> = requests.iter_mut().collect();
@@ -692,6 +707,7 @@ impl Store for ClusterStore {
             let Some(owner) = owner else { continue };
             self.apply_redirect(&owner, redirect);
             match redirect {
+                _ if error.is_of_repeat() => others.push(request),
                 Redirect::Ask(target) => match self.master_named_by(&owner, target) {
                     Ok(target) => push_to_group(&mut asked, target, request),
                     Err(_) => others.push(request),
@@ -711,16 +727,20 @@ impl Store for ClusterStore {
         }
         let asked = asked.into_iter().flat_map(|(_, requests)| requests);
         for request in moved.into_iter().chain(asked).chain(others) {
-            if !matches!(&request.outcome, Some(Err(error)) if error.redirect().is_some()) {
+            let Some(Err(error)) = &request.outcome else {
+                continue;
+            };
+            if error.redirect().is_none() {
                 continue;
             }
-            let (command, deadline) = (request.command.clone(), request.deadline);
-            request.outcome = Some(self.send_or_queue(command, deadline));
+            let (is_repeat, deadline) = (error.is_of_repeat(), request.deadline);
+            let command = request.command.clone();
+            request.outcome = Some(self.send_or_queue(command, deadline, is_repeat));
         }
     }
 
     fn execute_one(&self, command: Command, deadline: MonotonicTime) -> Result<Reply, Error> {
-        self.send_or_queue(command, deadline)
+        self.send_or_queue(command, deadline, false)
     }
 
     /// Submits requests to their nodes. A redirect is an outcome here: the caller decides whether to submit again.

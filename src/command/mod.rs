@@ -245,6 +245,27 @@ impl Command {
         }
     }
 
+    /// The reply to a repeat of this command, after an attempt without a reply. If a repeated release finds no lease, Redis
+    /// may have carried out the earlier attempt. In any case, the lease no longer holds the key.
+    pub fn reply_to_repeat(&self, reply: Reply) -> Reply {
+        match (self, reply) {
+            (Self::Release(_) | Self::ForceUnlock(_), Reply::Missing | Reply::Taken { .. }) => {
+                Reply::Done
+            }
+            (_, reply) => reply,
+        }
+    }
+
+    /// Makes a release report no loss: after an attempt without a reply, the lease may be missing for that reason.
+    pub fn report_no_loss(&mut self) {
+        if let Self::Release(Release {
+            held: Some(held), ..
+        }) = self
+        {
+            held.valid_until = MonotonicTime::now();
+        }
+    }
+
     /// The replicas that have to acknowledge this command.
     pub fn replicas(&self) -> Option<Replicas> {
         match self {

@@ -157,6 +157,8 @@ struct Repr {
     redirect: Option<Box<Redirect>>,
     /// See [`Error::is_lasting`].
     is_lasting: bool,
+    /// See [`Error::is_of_repeat`].
+    is_of_repeat: bool,
 }
 
 /// The examples of [`Error`] use every method.
@@ -203,6 +205,7 @@ impl Error {
             source: None,
             redirect: None,
             is_lasting: false,
+            is_of_repeat: false,
         }))
     }
 
@@ -274,6 +277,17 @@ impl Error {
     /// The reason for which a node of a Cluster refused the request before it did anything.
     pub(crate) fn redirect(&self) -> Option<&Redirect> {
         self.0.redirect.as_deref()
+    }
+
+    /// Marks the error as that of a repeat: see [`is_of_repeat`](Self::is_of_repeat).
+    pub(crate) fn of_repeat(mut self) -> Self {
+        self.0.is_of_repeat = true;
+        self
+    }
+
+    /// Whether an earlier attempt of the request got no reply, so Redis may have carried that attempt out.
+    pub(crate) fn is_of_repeat(&self) -> bool {
+        self.0.is_of_repeat
     }
 
     /// Marks the error as lasting: see [`is_lasting`](Self::is_lasting).

@@ -146,14 +146,12 @@ impl PendingRequest {
 
     /// Handles the reply of Redis.
     pub fn on_reply(mut self, outcome: Outcome) -> Next {
-        let outcome = match (&self.command, outcome) {
-            // Redis may have carried out an earlier attempt on a connection that broke. In any case, the lease no
-            // longer holds the key.
-            (
-                Command::Release(_) | Command::ForceUnlock(_),
-                Ok(Reply::Missing | Reply::Taken { .. }),
-            ) if self.attempts > 0 && !self.is_undo => Ok(Reply::Done),
-            (_, outcome) => outcome,
+        let outcome = match outcome {
+            Ok(reply) if self.attempts > 0 && !self.is_undo => {
+                Ok(self.command.reply_to_repeat(reply))
+            }
+            Err(error) if self.attempts > 0 => Err(error.of_repeat()),
+            outcome => outcome,
         };
         if let (Command::Release(_), Err(error)) = (&self.command, &outcome)
             && let Some(redirect) = error.redirect()

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use leasehold::{Client, ErrorKind, MutexGuard};
+use leasehold::{Builder, Client, ErrorKind, MutexGuard};
 use leasehold_testbed::{Cluster, Proxy, eventually};
 
 use super::servers::has_shard_channels;
@@ -13,7 +13,7 @@ use crate::bad_input::messages::assert_says;
 use crate::conformance::election::Watched;
 use crate::steady::steady;
 use crate::support::{
-    Recorder, SOON, Task, What, ask, builder, in_redis, lock, millis, secs, tracked,
+    LONG_TTL, Recorder, SOON, Task, What, ask, builder, in_redis, lock, millis, secs, tracked,
 };
 
 /// The slot of key `k` of a Cluster, which node 0 serves, and which moves to node 1.
@@ -411,15 +411,50 @@ fn a_renewal_after_a_move_needs_acknowledgement() {
     assert!(guard.unlock().unwrap().is_confirmed());
 }
 
-/// A Cluster, a proxy that each node announces as its address, a client whose keys are all in one slot, and this slot.
-fn one_slot_behind_proxies(ttl: Duration) -> (Cluster, Vec<Proxy>, Client, u16) {
+/// The old node carries out the first attempt, whose reply is lost with its connection, and redirects the second one. The
+/// new node then lacks the lease because it was released, not because it was lost.
+#[test]
+fn a_move_after_an_unlock_without_a_reply_is_no_loss() {
+    let (cluster, proxies, builder, slot) = one_slot_behind_proxies();
+    let recorder = Recorder::new();
+    let builder = builder.event_handler(Arc::clone(&recorder));
+    let client = builder.command_timeout(secs(2)).build().unwrap();
+    let mut from = cluster.master_of(slot);
+    for (names, is_late) in [(&["a"][..], false), (&["b", "c"], false), (&["d"], true)] {
+        let guard = client.mutexes(names).lock().unwrap();
+        let to = (from + 1) % 3;
+        proxies[from].hold_replies(true);
+        let unlocked = Task::start(|| guard.unlock());
+        let is_free = |name: &&str| {
+            let key = format!("{{app}}:{name}");
+            ask(&cluster.nodes()[from], &["EXISTS", &key]).as_int() == Some(0)
+        };
+        assert!(eventually(SOON, || names.iter().all(is_free)));
+        cluster.move_slot(slot, to).unwrap();
+        proxies[to].hold_replies(is_late);
+        proxies[from].cut_all();
+        proxies[from].hold_replies(false);
+        let released = unlocked.within(3 * SOON, "the releases").unwrap();
+        assert!(is_late || released.is_confirmed(), "{released:?}");
+        proxies[to].hold_replies(false);
+        from = to;
+    }
+    // This waits for the late reply.
+    client.shutdown(SOON).unwrap();
+    for name in ["a", "b", "c", "d"] {
+        assert_eq!(recorder.count(What::Lost, name), 0, "{name}");
+    }
+}
+
+/// A Cluster, a proxy that each node announces as its address, the settings of a client whose keys are all in one slot,
+/// and this slot.
+fn one_slot_behind_proxies() -> (Cluster, Vec<Proxy>, Builder, u16) {
     let mut cluster = Cluster::builder().without_replicas().start().unwrap();
     let proxies = announce_proxies(&mut cluster);
     let url = proxies[0].url().replace("redis:", "redis+cluster:");
-    let builder = steady(&url).prefix("{app}:").ttl(ttl);
-    let client = builder.build().unwrap();
+    let builder = steady(&url).prefix("{app}:").ttl(LONG_TTL);
     let slot = cluster.slot_of("{app}:");
-    (cluster, proxies, client, slot)
+    (cluster, proxies, builder, slot)
 }
 
 /// Locks of one slot that one client holds. Every second lock has moved to the node `to`; the others have not moved.
@@ -438,7 +473,8 @@ fn name(lock: usize) -> String {
 
 impl HalfMoved {
     fn prepare(locks: usize, ttl: Duration) -> Self {
-        let (cluster, proxies, client, slot) = one_slot_behind_proxies(ttl);
+        let (cluster, proxies, builder, slot) = one_slot_behind_proxies();
+        let client = builder.ttl(ttl).build().unwrap();
         let guards = (0..locks).map(|n| lock(&client, &name(n)));
         let guards = guards.collect();
         let from = cluster.master_of(slot);
@@ -527,7 +563,8 @@ fn a_silent_new_node_costs_no_unmoved_lock() {
 /// `change` moves the slot.
 #[track_caller]
 fn assert_held_after_a_move_between(change: impl FnOnce(&Cluster, u16, usize, &Proxy)) {
-    let (cluster, proxies, client, slot) = one_slot_behind_proxies(secs(20));
+    let (cluster, proxies, builder, slot) = one_slot_behind_proxies();
+    let client = builder.build().unwrap();
     let from = cluster.master_of(slot);
     let to = (from + 1) % 3;
     let (source, target) = (&cluster.nodes()[from], &cluster.nodes()[to]);
