@@ -184,7 +184,8 @@ fn tracked(server: &Server) -> u64 {
 fn tracked_leases_are_bounded() {
     const WATCHED: u64 = 10_000;
     let server = server();
-    let client = steady(&server.url()).ttl(secs(6)).build().unwrap();
+    let client = steady(&server.url()).ttl(TTL).renew_ratio(RENEW_RATIO);
+    let client = client.build().unwrap();
     let _guards = hold_many(&client);
     let _late: Vec<_> = (0..500)
         .map(|n| client.mutex(format!("late{n}")).lock().unwrap())

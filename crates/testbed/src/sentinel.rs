@@ -1,7 +1,7 @@
 //! A private group of servers that sentinels watch: a primary, its replicas, and the sentinels, all on 127.0.0.1.
 
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::{Error, Reply, Server, ServerBuilder, TlsFiles, eventually};
 
@@ -9,6 +9,9 @@ use crate::{Error, Reply, Server, ServerBuilder, TlsFiles, eventually};
 const NAME: &str = "mymaster";
 /// How long the sentinels may take to agree, on a busy machine.
 const AGREE_LIMIT: Duration = Duration::from_secs(90);
+/// The sentinels give up a fail-over in this time: twice their `failover-timeout`.
+const GIVEN_UP: Duration = Duration::from_secs(10);
+const POLL: Duration = Duration::from_millis(10);
 
 /// Settings of a [`SentinelGroup`]; made by [`SentinelGroup::builder`].
 #[must_use = "nothing starts before start()"]
@@ -206,19 +209,26 @@ impl SentinelGroup {
         })
     }
 
-    /// Makes the sentinels promote a replica, although the primary works. Returns once a sentinel has begun.
+    /// Makes the sentinels promote a replica, although the primary works. Returns the index of the new primary. A fail-over
+    /// that a busy machine makes too slow is given up by the sentinels, and begins again.
     ///
     /// # Errors
-    /// No sentinel begins within 90 s.
-    pub fn fail_over(&self) -> Result<(), Error> {
-        let begun = eventually(AGREE_LIMIT, || {
+    /// No fail-over ends within 90 s.
+    pub fn fail_over(&self) -> Result<usize, Error> {
+        let before = self.primary();
+        let end = Instant::now() + AGREE_LIMIT;
+        loop {
             let begin = |it: &Server| it.command(&["SENTINEL", "FAILOVER", NAME]);
             let mut replies = self.sentinels.iter().map(begin);
-            replies.any(|reply| matches!(reply, Ok(Reply::Status(_))))
-        });
-        begun
-            .then_some(())
-            .ok_or_else(|| Error::new("no sentinel begins a fail-over"))
+            let has_begun = replies.any(|reply| matches!(reply, Ok(Reply::Status(_))));
+            let limit = if has_begun { GIVEN_UP } else { POLL };
+            if let Some(primary) = self.other_primary(before, limit) {
+                return Ok(primary);
+            }
+            if Instant::now() >= end {
+                return Err(Error::new("no fail-over ends"));
+            }
+        }
     }
 
     /// Waits until a majority of the sentinels names another primary than `before`, and this server says that it is a
@@ -227,15 +237,17 @@ impl SentinelGroup {
     /// # Errors
     /// The same server is the primary for 90 s.
     pub fn wait_for_switch(&self, before: usize) -> Result<usize, Error> {
+        self.other_primary(Some(before), AGREE_LIMIT)
+            .ok_or_else(|| Error::new("the sentinels name no other primary"))
+    }
+
+    fn other_primary(&self, before: Option<usize>, limit: Duration) -> Option<usize> {
         let mut primary = None;
-        let switched = eventually(AGREE_LIMIT, || {
-            primary = self.primary().filter(|it| *it != before);
+        let switched = eventually(limit, || {
+            primary = self.primary().filter(|it| Some(*it) != before);
             primary.is_some_and(|it| role_of(&self.servers[it]) == Some("master"))
         });
-        match primary {
-            Some(primary) if switched => Ok(primary),
-            _ => Err(Error::new("the sentinels name no other primary")),
-        }
+        primary.filter(|_| switched)
     }
 
     /// Waits until all servers but the primary are its replicas and have its data, and all sentinels know all of them.

@@ -17,7 +17,7 @@ use crate::{Error, clock, eventually, port};
 /// How long a server may take to reply after its start, on a busy machine.
 const START_LIMIT: Duration = Duration::from_secs(20);
 /// The limit for each step of [`Server::command`].
-const COMMAND_LIMIT: Duration = Duration::from_secs(10);
+const COMMAND_LIMIT: Duration = Duration::from_secs(30);
 /// The number of ports that are tried for a new server.
 const PORT_LIMIT: usize = 20;
 /// How long another program may use the port of a server that restarts.
@@ -216,7 +216,7 @@ impl Server {
     /// connection. A refusal is `Ok(Reply::Error(..))`.
     ///
     /// # Errors
-    /// The server is not running, or does not reply within 10 s.
+    /// The server is not running, or does not reply within 30 s.
     pub fn command(&self, args: &[&str]) -> Result<Reply, Error> {
         Connection::open(self.port, self.config.password_text(), COMMAND_LIMIT)
             .and_then(|mut connection| {

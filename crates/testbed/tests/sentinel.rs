@@ -9,8 +9,7 @@ fn a_group_fails_over_and_takes_the_old_primary_back() {
     let mut group = SentinelGroup::start().unwrap();
     assert_eq!(group.primary(), Some(0));
     group.servers()[0].command(&["SET", "k", "v"]).unwrap();
-    group.fail_over().unwrap();
-    let second = group.wait_for_switch(0).unwrap();
+    let second = group.fail_over().unwrap();
     group.wait_until_whole().unwrap();
     let value = group.servers()[second].command(&["GET", "k"]).unwrap();
     assert_eq!(value, Reply::Text("v".to_owned()));

@@ -25,7 +25,7 @@ fn wait_for_queue(lock: &RwLock, of: usize) {
 
 fn start_read(lock: &RwLock) -> Task<RwLockReadGuard> {
     let lock = lock.clone();
-    Task::start(move || lock.read().unwrap())
+    Task::start_blocked(move || lock.read().unwrap())
 }
 
 fn start_write(lock: &RwLock) -> Task<RwLockWriteGuard> {

@@ -24,13 +24,18 @@ fn single() -> SentinelGroupBuilder {
 fn dead_sentinels_cost_a_share_of_the_timeout() {
     let group = SentinelGroup::builder().replicas(0);
     let mut group = group.start().unwrap();
-    let client = group_client(&group);
+    // The client gives a third of this time to each sentinel.
+    let new_client = |group: &SentinelGroup| {
+        let builder = patient(&group.url()).connect_timeout(secs(9));
+        builder.build().unwrap()
+    };
+    let client = new_client(&group);
     // A sentinel that is stopped accepts connections, and never replies.
     group.sentinels()[0].stop();
-    let second = group_client(&group);
+    let second = new_client(&group);
     group.sentinel_mut(0).kill();
     group.sentinel_mut(1).kill();
-    let third = group_client(&group);
+    let third = new_client(&group);
     for client in [&client, &second, &third] {
         lock(client, "k").unlock().unwrap();
     }
@@ -81,10 +86,6 @@ fn without_sentinels_a_broken_connection_costs_no_lock() {
         server.port()
     );
     assert_eq!(error.to_string(), wanted);
-}
-
-fn group_client(group: &SentinelGroup) -> Client {
-    patient(&group.url()).build().unwrap()
 }
 
 #[test]
@@ -200,7 +201,7 @@ fn a_replica_is_never_used() {
     let url = group.watch_also("wrong", replica.port()).unwrap();
     let before = replica.calls("script|exists").unwrap();
     // After some seconds, the sentinel itself finds its mistake, and names the right server.
-    if let Err(error) = steady(&url).connect_timeout(secs(1)).build() {
+    if let Err(error) = steady(&url).connect_timeout(secs(4)).build() {
         let replica = format!("127.0.0.1:{} is no primary", replica.port());
         let sentinel = group.sentinels()[0].port();
         let parts = [

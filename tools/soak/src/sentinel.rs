@@ -94,7 +94,6 @@ fn fault(group: &mut SentinelGroup, random: &mut Random) -> anyhow::Result<Vec<F
         }
         _ => {
             group.fail_over()?;
-            group.wait_for_switch(primary)?;
             (Kind::FailedOver, None)
         }
     };

@@ -54,8 +54,11 @@ fn assert_finds_all(minutes: &str, only: &[&str], defect: &str, all: &[&str]) {
     let output = soak_for(minutes, &arguments);
     let said = String::from_utf8_lossy(&output.stdout);
     let says = |what: &&str| said.contains(*what);
-    assert!(!output.status.success() && all.iter().all(says), "{said}");
     let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        !output.status.success() && all.iter().all(says),
+        "{said}{errors}"
+    );
     assert!(
         errors.contains("cargo xtask soak --seed 7 --round 1"),
         "{errors}"
