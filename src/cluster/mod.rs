@@ -301,8 +301,8 @@ impl ClusterStore {
         }
     }
 
-    /// Sends one command to the node that serves its slot, and follows redirects. With `is_repeat`, a node got the command
-    /// before, and may have carried it out.
+    /// Sends one command to the node that serves its slot, and follows redirects. If `is_repeat`, a node got the command
+    /// before and sent no reply, so it may have carried the command out.
     fn send(
         &self,
         command: &mut Command,
@@ -704,7 +704,10 @@ impl Store for ClusterStore {
                 .command
                 .key()
                 .and_then(|key| self.masters.owner(key.slot()));
-            let Some(owner) = owner else { continue };
+            let Some(owner) = owner else {
+                others.push(request);
+                continue;
+            };
             self.apply_redirect(&owner, redirect);
             match redirect {
                 _ if error.is_of_repeat() => others.push(request),

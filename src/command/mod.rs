@@ -245,18 +245,21 @@ impl Command {
         }
     }
 
-    /// The reply to a repeat of this command, after an attempt without a reply. If a repeated release finds no lease, Redis
-    /// may have carried out the earlier attempt. In any case, the lease no longer holds the key.
+    /// Whether this command ends a lease.
+    pub fn ends_lease(&self) -> bool {
+        matches!(self, Self::Release(_) | Self::ForceUnlock(_))
+    }
+
+    /// Converts the reply to a repeat of this command. The earlier attempt got no reply, and may have ended the lease. In
+    /// any case, a missing lease no longer holds the key.
     pub fn reply_to_repeat(&self, reply: Reply) -> Reply {
-        match (self, reply) {
-            (Self::Release(_) | Self::ForceUnlock(_), Reply::Missing | Reply::Taken { .. }) => {
-                Reply::Done
-            }
-            (_, reply) => reply,
+        match reply {
+            Reply::Missing | Reply::Taken { .. } if self.ends_lease() => Reply::Done,
+            reply => reply,
         }
     }
 
-    /// Makes a release report no loss: after an attempt without a reply, the lease may be missing for that reason.
+    /// Makes a release report no loss: an earlier attempt got no reply, and may have ended the lease.
     pub fn report_no_loss(&mut self) {
         if let Self::Release(Release {
             held: Some(held), ..

@@ -192,8 +192,8 @@ pub struct Held {
     pub valid_until: MonotonicTime,
 }
 
-/// Releases the key by force: ends the grant of another client's `lease`, and notifies that client. The client does not
-/// repeat this command.
+/// Releases the key by force: ends the grant of another client's `lease`, and notifies that client. The client repeats
+/// this command only once, if its connection breaks before the reply.
 #[derive(Clone, Debug)]
 pub struct ForceUnlock {
     pub key: Key,

@@ -285,7 +285,7 @@ impl Error {
         self
     }
 
-    /// Whether an earlier attempt of the request got no reply, so Redis may have carried that attempt out.
+    /// Whether this is the error of a release whose earlier attempt got no reply. Redis may have carried that attempt out.
     pub(crate) fn is_of_repeat(&self) -> bool {
         self.0.is_of_repeat
     }

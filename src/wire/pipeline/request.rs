@@ -150,7 +150,7 @@ impl PendingRequest {
             Ok(reply) if self.attempts > 0 && !self.is_undo => {
                 Ok(self.command.reply_to_repeat(reply))
             }
-            Err(error) if self.attempts > 0 => Err(error.of_repeat()),
+            Err(error) if self.attempts > 0 && self.command.ends_lease() => Err(error.of_repeat()),
             outcome => outcome,
         };
         if let (Command::Release(_), Err(error)) = (&self.command, &outcome)
@@ -411,6 +411,26 @@ mod tests {
                 "{code}"
             );
         }
+    }
+
+    /// The caller then knows that a missing lease is no loss.
+    #[test]
+    fn a_refused_repeat_is_marked() {
+        let refuse = |is_repeat| {
+            let caller = Caller::new(1);
+            let mut request = PendingRequest::new(release(), Some(Completion::new(&caller, 0)));
+            if is_repeat {
+                let broken = Error::new(ErrorKind::Unavailable, "the connection broke");
+                let Next::RetryNow(repeat) = request.on_connection_lost(&broken, true) else {
+                    panic!("the release is not repeated");
+                };
+                request = repeat;
+            }
+            assert!(matches!(request.on_reply(refusal("MOVED")), Next::Done));
+            let outcome = caller.take_outcomes().next();
+            outcome.unwrap().unwrap_err().is_of_repeat()
+        };
+        assert_eq!([false, true].map(refuse), [false, true]);
     }
 
     #[test]
