@@ -6,7 +6,9 @@ use leasehold::{Client, ErrorKind};
 use leasehold_testbed::{Proxy, Reply, Server, eventually};
 
 use super::nodes::{Nodes, builder, impatient};
-use crate::support::{SOON, Task, ask, held_keys, in_redis, lock, millis, secs, value_of};
+use crate::support::{
+    SOON, Task, ask, held_keys, in_redis, lock, lost_within, millis, secs, value_of,
+};
 
 /// Callers go on as before: one wait for a stopped node would take a whole time-out.
 #[test]
@@ -224,5 +226,7 @@ fn a_forced_release_at_one_node_after_the_other_is_reported() {
         let found = forced.join().unwrap().unwrap();
         assert!(found.is_some_and(|found| found.holder() == holder.holder_id()));
     });
+    // A release on the broken connections would be repeated, and could not find the loss.
+    lost_within(SOON, &guard.lost_signal());
     assert!(guard.unlock().unwrap_err().is_lease_lost());
 }
