@@ -9,8 +9,9 @@ use crate::{Error, Reply, Server, ServerBuilder, TlsFiles, eventually};
 const NAME: &str = "mymaster";
 /// How long the sentinels may take to agree, on a busy machine.
 const AGREE_LIMIT: Duration = Duration::from_secs(90);
-/// The sentinels give up a fail-over in this time: twice their `failover-timeout`.
-const GIVEN_UP: Duration = Duration::from_secs(10);
+/// After this time, the sentinels have given a slow fail-over up: two steps of it have their `failover-timeout` each, and
+/// the other sentinels learn of its end within some seconds.
+const GIVEN_UP: Duration = Duration::from_secs(15);
 const POLL: Duration = Duration::from_millis(10);
 
 /// Settings of a [`SentinelGroup`]; made by [`SentinelGroup::builder`].
@@ -209,20 +210,22 @@ impl SentinelGroup {
         })
     }
 
-    /// Makes the sentinels promote a replica, although the primary works. Returns the index of the new primary. A fail-over
-    /// that a busy machine makes too slow is given up by the sentinels, and begins again.
+    /// Makes the sentinels promote a replica, although the primary works. Returns the index of the new primary. If the
+    /// machine is too busy, the sentinels give the fail-over up, and this function begins another one.
     ///
     /// # Errors
-    /// No fail-over ends within 90 s.
+    /// The sentinels name no primary for 90 s, or no fail-over ends within 90 s.
     pub fn fail_over(&self) -> Result<usize, Error> {
-        let before = self.primary();
+        let Some(before) = self.other_primary(None, AGREE_LIMIT) else {
+            return Err(Error::new("the sentinels name no primary"));
+        };
         let end = Instant::now() + AGREE_LIMIT;
         loop {
             let begin = |it: &Server| it.command(&["SENTINEL", "FAILOVER", NAME]);
             let mut replies = self.sentinels.iter().map(begin);
             let has_begun = replies.any(|reply| matches!(reply, Ok(Reply::Status(_))));
             let limit = if has_begun { GIVEN_UP } else { POLL };
-            if let Some(primary) = self.other_primary(before, limit) {
+            if let Some(primary) = self.other_primary(Some(before), limit) {
                 return Ok(primary);
             }
             if Instant::now() >= end {
@@ -241,6 +244,7 @@ impl SentinelGroup {
             .ok_or_else(|| Error::new("the sentinels name no other primary"))
     }
 
+    /// Waits for a primary other than `before`.
     fn other_primary(&self, before: Option<usize>, limit: Duration) -> Option<usize> {
         let mut primary = None;
         let switched = eventually(limit, || {
