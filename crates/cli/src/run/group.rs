@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::process::{
-    Pid, Signal, WaitOptions, WaitStatus, getpgid, kill_process_group, test_kill_process_group,
-    wait,
+    Pid, Signal, WaitOptions, WaitStatus, kill_process_group, test_kill_process_group, wait,
 };
 
+use crate::job;
 use crate::run::keeper;
 use crate::time;
 
@@ -90,7 +90,7 @@ impl Group {
 
     /// Whether a process is in this group.
     pub fn contains(&self, process: Pid) -> bool {
-        getpgid(Some(process)) == Ok(self.id)
+        job::group_of(process) == Some(self.id)
     }
 
     /// Sends a signal to the whole group, which may be empty.

@@ -228,7 +228,7 @@ struct Supervisor<'a> {
     has_passed_on_int: bool,
     /// Whether Ctrl-C has ended the command.
     is_interrupted: bool,
-    /// Whether the command got HUP, since it cannot get the terminal.
+    /// Whether the command got HUP because it cannot get the terminal.
     is_hung_up: bool,
 }
 
@@ -329,7 +329,7 @@ impl Supervisor<'_> {
             if self.terminal.as_ref().is_some_and(Terminal::give) {
                 self.has_terminal = true;
                 self.signal(Signal::CONT);
-            } else if job::can_stop() {
+            } else if job::group().is_some() && job::has_shell() {
                 self.suspend();
             } else {
                 self.hang_up();
@@ -342,17 +342,18 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Ends a command that needs the terminal of another job, while no shell could continue this one. The kernel, too, sends
-    /// HUP to a stopped group that no shell can continue.
+    /// Ends a command that needs the terminal while another job has it, if no shell could continue the command later.
+    /// The kernel, too, sends HUP to a stopped group that no shell can continue.
     fn hang_up(&mut self) {
-        // If the command ignores HUP, it stops again.
+        // A command that ignores HUP uses the terminal, and stops, again.
         let (signal, name) = match self.is_hung_up {
             false => (Signal::HUP, "HUP"),
             true => (Signal::KILL, "KILL"),
         };
         self.is_hung_up = true;
         message(format_args!(
-            "the command needs a terminal that is in use, and no shell could continue it later; it gets {name}"
+            "the command needs the terminal, which another job has, and no shell could continue the command later; the \
+             command gets {name}"
         ));
         self.end(signal);
     }

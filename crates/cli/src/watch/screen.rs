@@ -34,7 +34,7 @@ pub fn show(
             recv(events) -> event => match event {
                 Ok(Event::Key(key)) => match view.handle(key) {
                     Action::Draw => {}
-                    Action::Suspend if job::can_stop() => screen.suspend()?,
+                    Action::Suspend if job::has_shell() => screen.suspend()?,
                     Action::Suspend => {}
                     Action::End => return Ok(()),
                 },

@@ -14,15 +14,8 @@ const CLOSE: &str = "\x1b[?1049l";
 const LOOK: &str = r#"look() { stty -a | tail -n +2 | tr "\n" " "; echo; }; "#;
 const SHOW_CURSOR: &str = "\x1b[?25h";
 
-/// Runs a program in a PID namespace of its own, in which the session of its caller has no number.
-const IN_NAMESPACE: [&str; 6] = [
-    "unshare",
-    "--user",
-    "--map-root-user",
-    "--pid",
-    "--fork",
-    "--kill-child",
-];
+/// Runs a program in a PID namespace of its own, in which the groups and the session of its caller have no numbers.
+const IN_NAMESPACE: &str = "unshare --user --map-root-user --pid --fork --kill-child --mount-proc";
 
 /// A terminal, and the shell script that runs on it.
 struct Terminal {
@@ -35,15 +28,16 @@ struct Terminal {
 impl Terminal {
     /// Runs a shell script. The program `leasehold` is `$0`.
     fn start(server: &Server, script: &str) -> Self {
-        Self::start_by(&[], server, script)
+        Self::start_by("", server, script)
     }
 
-    /// Runs a shell script. The command `starter` starts the terminal.
-    fn start_by(starter: &[&str], server: &Server, script: &str) -> Self {
+    /// Runs a shell script. The words of `starter`, if there are any, are a command that starts the terminal.
+    fn start_by(starter: &str, server: &Server, script: &str) -> Self {
         // By default, Ctrl-C and Ctrl-Z also discard the output that this process has not read yet.
         let script = format!("stty noflsh; {LOOK}{script}").replace('\'', r"'\''");
         let shell = format!("sh -c '{script}' '{}'", env!("CARGO_BIN_EXE_leasehold"));
-        let words = [starter, &["script", "-qec", &shell, "/dev/null"]].concat();
+        let mut words: Vec<&str> = starter.split_whitespace().collect();
+        words.extend(["script", "-qec", &shell, "/dev/null"]);
         let mut script = Command::new(words[0])
             .args(&words[1..])
             .env("LEASEHOLD_URL", server.url())
@@ -177,8 +171,8 @@ fn i7_the_command_gets_the_terminal() {
     terminal.wait_for("code 130");
 }
 
-/// No shell would continue the programs.
-fn assert_ctrl_z_has_no_effect(starter: &[&str]) {
+/// Ctrl-Z stops no program that no shell could continue.
+fn assert_ctrl_z_has_no_effect(starter: &str) {
     let server = server();
     let client = client(&server);
     let guard = client.mutex("k").lock().expect("it is free");
@@ -201,35 +195,62 @@ fn assert_ctrl_z_has_no_effect(starter: &[&str]) {
 
 #[test]
 fn without_job_control_ctrl_z_has_no_effect() {
-    assert_ctrl_z_has_no_effect(&[]);
+    assert_ctrl_z_has_no_effect("");
 }
 
-/// `docker exec`, and some services, start a program in a session of another namespace.
-#[cfg(target_os = "linux")]
-#[test]
-fn without_job_control_ctrl_z_has_no_effect_in_a_container() {
-    let mut trial = Command::new(IN_NAMESPACE[0]);
-    trial.args(&IN_NAMESPACE[1..]).arg("true");
-    if !trial.status().is_ok_and(|status| status.success()) {
+/// Whether this user may make a PID namespace.
+fn can_make_namespace() -> bool {
+    let mut words = IN_NAMESPACE.split_whitespace().chain(["true"]);
+    let mut trial = Command::new(words.next().expect("the name of the program"));
+    let may = trial
+        .args(words)
+        .status()
+        .is_ok_and(|status| status.success());
+    if !may {
         println!("skipped: this user may not make a PID namespace");
-        return;
     }
-    assert_ctrl_z_has_no_effect(&IN_NAMESPACE);
+    may
+}
+
+#[test]
+fn without_job_control_ctrl_z_has_no_effect_in_a_namespace() {
+    if can_make_namespace() {
+        assert_ctrl_z_has_no_effect(IN_NAMESPACE);
+    }
+}
+
+/// The script ends with the message that the command gets this signal, and the lock is released.
+#[track_caller]
+fn assert_hung_up(script: &str, signal: &str) {
+    let server = server();
+    let mut terminal = Terminal::start(&server, script);
+    terminal.wait_for(&format!("the command gets {signal}\r\n"));
+    let client = client(&server);
+    assert!(eventually(LIMIT, || !is_locked(&client, "k")), "{signal}");
 }
 
 /// The shell that has started the job is gone, so nothing could give the terminal to the command.
 #[test]
 fn a_command_that_can_never_get_the_terminal_ends() {
-    let server = server();
     for (trap, signal) in [(":", "HUP"), ("trap '' HUP", "KILL")] {
-        let script = format!(
-            "sh -c 'set -m; \"$0\" run k \"$@\" </dev/tty &' \"$0\" \
-             sh -c \"{trap}; read x; read x; sleep 1000\"; exec sleep 1000"
-        );
-        let mut terminal = Terminal::start(&server, &script);
-        terminal.wait_for(&format!("it gets {signal}\r\n"));
-        let client = client(&server);
-        assert!(eventually(LIMIT, || !is_locked(&client, "k")), "{signal}");
+        for (input, of_command) in [("</dev/tty", ""), ("</dev/null", "</dev/tty")] {
+            let script = format!(
+                "sh -c 'set -m; \"$0\" run k \"$@\" {input} &' \"$0\" \
+                 sh -c \"{trap}; exec {of_command}; read x; read x; sleep 1000\"; exec sleep 1000"
+            );
+            assert_hung_up(&script, signal);
+        }
+    }
+}
+
+/// A program cannot give the terminal back to a group that has no number.
+#[test]
+fn a_command_gets_no_terminal_from_another_namespace() {
+    if can_make_namespace() {
+        for first in ["", "sh -c '\"$@\"; :' sh"] {
+            let script = format!("{IN_NAMESPACE} {first} \"$0\" run k {READER}");
+            assert_hung_up(&script, "HUP");
+        }
     }
 }
 
