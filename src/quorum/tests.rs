@@ -986,11 +986,11 @@ fn a_lost_reply_leaves_no_key_behind() {
     let urls = [servers[0].url(), proxies[0].url(), proxies[1].url()];
     let client = client(&urls, &config(LONG), TTL);
     let key = key("k");
-    // All nodes are connected.
-    let (lease, _) = client.lock_on_all(&servers, &key);
-    assert_eq!(client.unlock(&key, lease), Ok(Reply::Done));
     let limit = Duration::from_secs(3);
     let lose_replies = |cuts| {
+        // All nodes are connected then.
+        let (lease, _) = client.lock_on_all(&servers, &key);
+        assert_eq!(client.unlock(&key, lease), Ok(Reply::Done));
         proxies.iter().for_each(|proxy| proxy.hold_replies(true));
         let deadline = MonotonicTime::now().after(limit);
         let (lease, granted_by_all, outcome) = std::thread::scope(|scope| {
