@@ -18,13 +18,13 @@ use crate::wire::connect::url;
 use crate::wire::connect::url::HostPort;
 use crate::wire::endpoint::Endpoint;
 
-/// The greatest number of masters in a slot map to which a new client tries to connect.
+/// A new client tries to connect to at most this many masters of a slot map.
 const MOST_CHECKED: usize = 16;
 
 /// Some nodes of a Cluster, and the settings of connections to all of its nodes.
 pub struct ClusterAddress {
     seeds: Vec<HostPort>,
-    /// The first node's address. Its login and protocol are those of all nodes.
+    /// The first node's address. All nodes share its login and protocol.
     info: ConnectionInfo,
     credentials: Option<CredentialsCallback>,
     /// The prefix of the client's keys.

@@ -11,7 +11,7 @@ use crate::store::maintenance::MaintenanceRequests;
 use crate::wire::Node;
 use crate::wire::connect::url::HostPort;
 
-/// The number of the next master, of any client of this process.
+/// The serial number of the next master. All clients of this process share this counter.
 static NEXT_SERIAL: AtomicU64 = AtomicU64::new(0);
 
 /// A master. Its node is opened when the first request needs it.
@@ -84,13 +84,13 @@ impl Master {
         node.ok_or_else(|| Error::new(ErrorKind::Unavailable, "the node was not opened"))
     }
 
-    /// Makes the notification epoch for keys of this master from the node's own epoch `of_node`. Epochs of different
-    /// masters differ.
+    /// The notification epoch for keys of this master, from the node's own epoch `of_node`. It contains the master's
+    /// serial number, so epochs of different masters differ.
     pub fn notification_epoch(&self, of_node: u64) -> u64 {
         (self.serial << 32).wrapping_add(of_node)
     }
 
-    /// Makes the node connect for notifications as soon as it is open, since keys are to be tracked there.
+    /// Makes the node connect for notifications as soon as it is open, because the client tracks keys there.
     pub fn request_notifications(&self) {
         self.wants_notifications.store(true, Ordering::Relaxed);
     }

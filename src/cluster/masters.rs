@@ -18,7 +18,7 @@ pub struct Masters {
     table: RwLock<Table>,
     /// The replicas in the last slot map. The client may ask them for the next map.
     replicas: Mutex<Vec<HostPort>>,
-    /// The ids of the nodes in the last slot map, at most 384.
+    /// The ids of the nodes in the last slot map, at most [`MAX_MASTERS`] plus [`MAX_KNOWN`].
     ids: Mutex<HashSet<NodeId>>,
 }
 
@@ -112,8 +112,8 @@ impl Masters {
     }
 
     /// Whether `ranges` can be the next slot map of the same Cluster: they contain a node of the last map, other than
-    /// the node that sent `ranges`. (After `CLUSTER RESET SOFT`, the sender keeps its id in another Cluster.) Returns
-    /// true if one of the two maps has no ids.
+    /// the node that sent `ranges`. (After `CLUSTER RESET SOFT`, the sender keeps its id in another Cluster.) The
+    /// sender counts only if `ranges` contain no other node. Also returns true if one of the two maps has no ids.
     pub fn can_be_next(&self, ranges: &[SlotRange]) -> bool {
         let known = self.ids.lock();
         let is_known = |node: &&AnnouncedId| known.contains(&node.id);
@@ -183,8 +183,8 @@ impl Masters {
     }
 
     /// Removes and returns the master with this number if `is_idle` returns true, unless it serves a slot or another
-    /// thread uses it. Calls `is_idle` when only this table has the `Master`, because another thread may have left work
-    /// just before.
+    /// thread uses it. Calls `is_idle` only when this table has the last reference to the `Master`: until then, another
+    /// thread may leave work there.
     pub fn remove_if(
         &self,
         server: ServerId,

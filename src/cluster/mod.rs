@@ -31,8 +31,8 @@
 //!   several redirects in a row, the client repeats the release after a pause.
 //! - When the slot map changes, the queued releases of a moved slot move to its new node. So they reach the successor
 //!   of a dead master. An undo stays at its node, because the acquire may still arrive there, and a copy of it moves.
-//! - While a release moves between two nodes, both queues lack it. So a flush that overlaps such a move begins again
-//!   ([`Transits`]).
+//! - While a release moves between two nodes, neither queue contains it. So a flush that overlaps such a move begins
+//!   again ([`Transits`]).
 //!
 //! # A master that fails
 //!
@@ -301,8 +301,8 @@ impl ClusterStore {
         }
     }
 
-    /// Sends one command to the node that serves its slot, and follows redirects. If `is_repeat`, a node got the command
-    /// before and sent no reply, so it may have carried the command out.
+    /// Sends one command to the node that serves its slot, and follows redirects. If `is_repeat`, a node got the
+    /// command before and sent no reply, so it may have carried the command out.
     fn send(
         &self,
         command: &mut Command,
@@ -515,8 +515,8 @@ impl ClusterStore {
         }
     }
 
-    /// Closes the nodes of masters without slots and without work. Returns true if such a master is left, because it
-    /// has work or another thread uses it.
+    /// Closes the node of each master without slots, unless the node has work or another thread uses the master.
+    /// Returns true if a master without slots is left.
     fn close_unused(&self) -> bool {
         let mut are_left = false;
         for master in self.masters.all() {
@@ -625,7 +625,7 @@ fn redirect_address(target: &RedirectTarget, master: &Master) -> HostPort {
     resolved(&target.host, target.port, master.address())
 }
 
-/// Whether a node did not reply, or could not be connected to.
+/// Whether the error means that the node did not reply, or that the client could not connect to it.
 fn is_silence(error: &Error) -> bool {
     error.is_unavailable() && error.redirect().is_none()
 }

@@ -10,8 +10,8 @@
 //!   the asked node may learn of a fail-over later than the client.
 //! - *Pauses*: rounds are at least [`FIRST_PAUSE`] apart, and up to [`LONGEST_PAUSE`] while the map stays the same. All
 //!   callers share one round.
-//! - *Another Cluster*: the client ignores a map that shares only its sender with the last map, unless all nodes of the
-//!   URL give such maps.
+//! - *Another Cluster*: the client ignores a map that contains no node of the last map apart from its sender, unless
+//!   all nodes of the URL give such maps.
 //! - A slot that the answer leaves out keeps its last master.
 
 use std::collections::HashMap;
@@ -39,8 +39,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 /// After this time without a query, the pauses begin at [`FIRST_PAUSE`] again.
 const QUIET: Duration = Duration::from_secs(2);
-/// How often a round is repeated if no new reason comes. A node that has not learned of a fail-over during these rounds
-/// (some 15 s) is cut off from the others.
+/// The thread repeats a round at most this many times without a new reason. A node that has not learned of a fail-over
+/// during these rounds (some 15 s) is cut off from the others.
 const MAX_REPEATS: u32 = 32;
 /// How often the thread checks whether nodes without slots have finished their work.
 const CHECK_UNUSED: Duration = Duration::from_millis(500);

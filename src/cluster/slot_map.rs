@@ -14,7 +14,7 @@ pub const MAX_MASTERS: usize = 128;
 /// The greatest number of replicas whose addresses are kept: the client also asks replicas for the slot map.
 pub const MAX_KNOWN: usize = 256;
 
-/// The longest id of a node that is kept, in bytes. Redis has 40.
+/// The length of the longest node id that the client keeps, in bytes. The ids of Redis have 40 bytes.
 const LONGEST_ID: usize = 64;
 
 /// Marks a slot without a known master.

@@ -1,5 +1,5 @@
-//! Counts releases that are moving from one node to another. Meanwhile both queues lack the release, so a flush of all
-//! nodes could miss it.
+//! Counts releases that are moving from one node to another. During a move, neither queue contains the release, so a
+//! flush of all nodes could miss it.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
