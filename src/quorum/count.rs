@@ -82,6 +82,7 @@ impl Count {
 
     /// The reply to an acquire that a majority has not granted. `None` unless a majority has voted, and at least one of
     /// its nodes for another lease. `Contended` if a majority has voted for other leases, and no node for this one.
+    /// Otherwise `SplitVote`.
     pub fn contention(self, outcomes: &[Option<Outcome>]) -> Option<Reply> {
         let granted = outcomes.iter().filter_map(granted).count();
         let contended = |outcome: &Option<Outcome>| match outcome {

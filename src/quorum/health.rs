@@ -68,7 +68,7 @@ struct Known {
     clock: Option<NodeClock>,
     /// Whether the last comparison found that the clock breaks the bound.
     breaks_bound: bool,
-    /// From this time of the client's clock on, the next vote requests a reading.
+    /// The first vote after this time of the client's clock requests a reading.
     read_at: Option<MonotonicTime>,
     /// Whether the next probe has to read the clock.
     is_reading_due: bool,

@@ -9,7 +9,8 @@
 //! 2. After [`CALLER_READS_FOR`], the caller stops reading. Each node has a thread that reads the later replies. This
 //!    thread also writes requests to a node that is busy or silent, and all batches.
 //! 3. Once the replies of a majority decide, the caller waits at most [`slow_nodes::GRACE`] for the other replies: each
-//!    of them may save a write-back. Then the nodes drop the requests that are not written yet.
+//!    of them may save a *write-back*, the request that makes a node store the token of a grant. Then the nodes drop
+//!    the requests that are not written yet.
 //! 4. A node that was slower than that is *silent* for [`SILENT_FOR`]: callers do not wait for it. `slow_nodes` has the
 //!    exceptions.
 //!
@@ -19,8 +20,8 @@
 //! # Rules
 //!
 //! - The store releases a lease that no majority has granted: on each node that has granted it, and as an undo on each
-//!   node whose reply is missing. The nodes' pipelines undo no proposal by themselves, because a renewal may have
-//!   counted the node in the meantime.
+//!   node whose reply is missing. A node's pipeline does not undo a proposal by itself, because a renewal may have
+//!   counted the node's grant in the meantime.
 //! - A hold may set a missing key. So a hold must not overtake the release of its lease: it uses the pipeline of its
 //!   key, a batch has its holds before its releases, and the watchdog repeats the release of a lease that ended during
 //!   a renewal ([`Store::renewals_set_keys`]).
@@ -102,7 +103,7 @@ const CALLER_READS_FOR: Duration = Duration::from_millis(5);
 /// keeps the keys that it has got: if all callers waited, a stopped node would block all clients that contend for a
 /// key. If none waited, a slow node could never outvote a key that a dead client has left on another node.
 const WAIT_FOR_SILENT_EVERY: u32 = 16;
-/// The time from the flush of a majority to the first check whether the other nodes make progress, if all these nodes
+/// After a majority has flushed, the time until the first check whether the other nodes make progress, if all of them
 /// are failing. In other cases, and between two checks, the time is [`LONGEST_GRACE`].
 const FAILING_FLUSH: Duration = Duration::from_millis(100);
 /// If the nodes disagree, an inspection waits this time for silent nodes. The time doubles with each attempt, up to
@@ -255,8 +256,8 @@ impl Member {
         };
     }
 
-    /// Adds the node's address to an error. If the node got the request too late, records the time of the node's clock.
-    /// The request was sent at `sent` and its outcome was seen at `seen`, by the client's clock.
+    /// Adds the node's address to a time-out. If the node got the request too late, records the time of the node's
+    /// clock. The request was sent at `sent` and its outcome was seen at `seen`, by the client's clock.
     fn record_outcome(
         &self,
         outcome: &mut Option<Outcome>,
@@ -504,7 +505,7 @@ impl QuorumStore {
 
     /// Sends a batch to each node, and waits as [`ask`](Self::ask) does. All batches have the same length. Returns the
     /// outcomes of each node in the order of its batch. If `has_voted` returns true (a majority has voted) and
-    /// `is_decided` returns false, the votes of slow nodes may decide: `slow_nodes` says how long to wait for them.
+    /// `is_decided` returns false, the votes of slow nodes may decide: `slow_nodes` sets how long to wait for them.
     fn ask_voters(
         &self,
         batches: Vec<(usize, Vec<Command>)>,
@@ -624,7 +625,7 @@ impl QuorumStore {
         self.count.no_majority(outcomes, &self.names)
     }
 
-    /// Acquires a key.
+    /// Proposes the lease to all nodes. Without a majority, releases the lease, and returns the contention or an error.
     fn acquire(&self, lease: &Lease<'_>, deadline: MonotonicTime) -> Outcome {
         self.ttls.record(lease.ttl, MonotonicTime::now());
         // A grant that comes after the ttl has no validity.
@@ -761,7 +762,7 @@ impl QuorumStore {
         }
     }
 
-    /// Sends a release to all nodes. If no majority replies, the release is tracked as late.
+    /// Sends a release to all nodes. If no majority replies, reports the release as late.
     fn release(&self, command: &Command, release: &Release, deadline: MonotonicTime) -> Outcome {
         self.end_late_holds(release);
         let tracked = self.track_release(release, true);
@@ -879,9 +880,9 @@ impl QuorumStore {
         Lease { key, id, ttl }.hold(micros_of(*token), sets_missing)
     }
 
-    /// Makes the holds that set the keys which nodes lack. Queues the holds of leases that have a majority at the
-    /// nodes. Returns the other holds, each with its node and the index of its lease. `now` is the time at which the
-    /// renewals began.
+    /// Makes the holds that set keys on nodes that lack them. If a lease has a majority, queues its holds at their
+    /// nodes, as late holds. Returns the other holds, each with its node and the index of its lease. `now` is the time
+    /// at which the renewals began.
     fn holds_of_missing(
         &self,
         renewals: &[&mut Request],
@@ -954,9 +955,9 @@ impl QuorumStore {
         }
     }
 
-    /// Inspects the key. Nodes disagree while a lock changes hands, so asks again until `deadline` while they do. If
-    /// they disagree for longer, the vote of a silent node may decide, so each attempt waits longer for such nodes. The
-    /// last attempt may begin too late for replies. Then the error has the votes of the attempt before.
+    /// Inspects the key. Asks again until `deadline` while the nodes disagree, as they do while a lock changes hands.
+    /// If they disagree for longer, the vote of a silent node may decide, so each attempt waits longer for such nodes.
+    /// The last attempt may begin too late for replies. Then the error has the votes of the attempt before.
     fn inspect(&self, command: &Command, deadline: MonotonicTime) -> Outcome {
         let has_voted = |outcomes: &[Option<Outcome>]| self.count.has_voted(outcomes);
         let is_decided = |outcomes: &[Option<Outcome>]| {
@@ -1101,7 +1102,8 @@ impl Store for QuorumStore {
         Ok(longest)
     }
 
-    /// Checks all nodes at once. A majority has to reply; a finding names each other node.
+    /// Checks all nodes at once. Returns an error unless a majority replies. Each node that cannot be checked is a
+    /// finding.
     fn check_environment(&self) -> Result<Option<Vec<EnvironmentFinding>>, Error> {
         let panicked = || Err(Error::new(ErrorKind::Timeout, "the check has panicked"));
         let mut checks: Vec<_> = self.members.iter().map(|_| panicked()).collect();
@@ -1325,8 +1327,8 @@ impl Notifications for QuorumStore {
         nodes.for_each(|member| member.node.request(key));
     }
 
-    /// Tracks the keys on all nodes. Returns true if a majority can notify, so that a release by any majority is
-    /// noticed.
+    /// Tracks the keys on all nodes. Returns true if a majority can notify, so that the client notices a release by any
+    /// majority.
     fn track(&self, keys: Vec<TrackedKey>) -> bool {
         let nodes = self.members.iter();
         let tracking = nodes.filter(|member| member.node.track(keys.clone()));

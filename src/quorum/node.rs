@@ -38,7 +38,7 @@ pub trait QuorumNode: Store + Notifications {
     /// node has not released expire with their ttl.
     fn disconnect(&self);
 
-    /// Adds the server's address to the error of `outcome`, if the error came from the server or its connection.
+    /// Adds the server's address to the error of `outcome`, if the caller's deadline came before a reply.
     fn naming_the_server(&self, outcome: Outcome) -> Outcome;
 }
 

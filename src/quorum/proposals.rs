@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::command::value::micros_of;
 
-/// The longest lead.
+/// The greatest lead of a proposal over the nodes' clocks.
 const LONGEST_LEAD: Duration = Duration::from_secs(1);
 /// The greatest proposal in µs. The scripts grant nothing beyond it.
 pub const LONGEST_MICROS: u64 = 9_007_199_254_000_000;

@@ -1,7 +1,7 @@
 //! How long a request waits for nodes that are slower than the majority.
 //!
-//! Once the majority has decided, a proposal to a silent node is dropped. So a node that is always slower gets the key
-//! of a new lock by a late hold (`late_holds`).
+//! Once a majority has decided, the client drops the proposals that it has not written to silent nodes yet. So a node
+//! that is always slower gets the key of a new lock by a late hold (`late_holds`).
 //!
 //! After a split vote, the missing votes may decide. But a caller that waits for a stopped node keeps the keys that it
 //! has got, and blocks other clients. So only one caller in [`WAIT_FOR_SILENT_EVERY`](super::WAIT_FOR_SILENT_EVERY)
@@ -29,7 +29,7 @@ const SPLIT_BATCH_PART: u32 = 3;
 const SPLIT_RENEWAL_PART: u32 = 2;
 /// The least time for which a renewal waits for nodes that have reported a missing key and are now asked to set it.
 const SETS_WITHIN: Duration = Duration::from_millis(100);
-/// The number of ttls that are kept: the shortest ones.
+/// The number of ttls that [`RecentTtls`] keeps: the shortest ones.
 const MOST_TTLS: usize = 16;
 
 /// How long a request waits for nodes that are slower than the majority. Usually it waits for [`GRACE`], and not for
@@ -39,8 +39,8 @@ pub enum SlowNodes {
     /// After a split vote, one caller in [`WAIT_FOR_SILENT_EVERY`](super::WAIT_FOR_SILENT_EVERY) waits for silent
     /// nodes.
     Leave,
-    /// After a split vote, the request waits for this time. For renewals and inspections, which get no key and so block
-    /// no other client.
+    /// After a split vote, the request waits for silent nodes for this time. Only renewals and inspections wait so:
+    /// they get no key, and do not block other clients.
     AwaitIfSplit(Duration),
 }
 
