@@ -5,8 +5,8 @@
 //!
 //! - The record keeps every lease, and not only the last lease of each key: the next server may still have any of the
 //!   grants that were released shortly before. It also keeps leases that left a queue.
-//! - The repeats are in batches like those of refused releases, newest first. The repeats for a key go before a request
-//!   of the key.
+//! - The pipeline repeats the releases in batches, as it does with refused ones, newest first. The repeats for a key go
+//!   before a request of the key.
 //! - When connections become stale (`Epoch::on_stale`), the background connects, so pipelines without requests repeat
 //!   their releases, too.
 //! - On a Cluster, a new slot map brings the releases of moved slots to the new masters.
@@ -83,7 +83,7 @@ impl ConfirmedReleases {
     /// Adds a release. Beyond [`MOST_CONFIRMED`], forgets the oldest one.
     pub fn push(&mut self, release: ConfirmedRelease) {
         if self.releases.len() == self.releases.capacity() {
-            // The clock is read only when the record is full: this function runs for each release.
+            // This function runs for each release, so it reads the clock only when the deque has no spare room.
             self.drop_ended(MonotonicTime::now());
         }
         if self.releases.len() == MOST_CONFIRMED {

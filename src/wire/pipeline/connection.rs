@@ -189,8 +189,8 @@ fn too_few(acknowledged: u64, asked: Replicas) -> Error {
 pub struct PipelinedConnection {
     connection: Connection,
     in_flight: VecDeque<InFlightBatch>,
-    /// When the replies to the calls in flight are due, except to the last `behind` calls. Set by the first read,
-    /// and by a sender that leaves before it reads.
+    /// The deadline of the replies to the calls in flight, except the last `behind` calls. The first read sets it, and
+    /// so does a leader that leaves before it reads.
     pub reply_by: Option<MonotonicTime>,
     /// The number of calls that were written after `reply_by` was set. They are the last calls in flight.
     behind: usize,
@@ -616,8 +616,8 @@ impl PipelinedConnection {
 
     /// Delivers the outcomes of a script `call`, and repeats acquires that were too early.
     ///
-    /// An acquire that gives the keys of its set back is not repeated, but skipped, so that its caller sends the whole
-    /// set again. In a call without its set, the script would take the keys of another caller for those of the set.
+    /// If such an acquire gives the keys of its set back, it is skipped instead, and its caller sends the whole set
+    /// again. In a call without the rest of its set, the script would treat keys of another caller as keys of the set.
     fn finish_outcomes(
         &mut self,
         context: &ScriptContext,
@@ -827,12 +827,12 @@ impl PipelinedConnection {
             for releases in releases.chunk_by(one_call) {
                 for releases in releases.chunks(MAX_KEYS) {
                     scripts::encode(&mut self.buffer, call, script, context, releases.iter());
-                    // The first call has taught the server the script, so the other calls use its hash.
+                    // After the first call, the server knows the script, so the other calls use its hash.
                     call = ScriptRef::Hash(script.hash());
                 }
             }
-            // An error is ignored, since the releases are repeated on other connections. The deadline has passed, so
-            // the write does not wait for a server that does not read.
+            // An error is ignored, since the releases are repeated on other connections. The deadline is now, so the
+            // write does not wait for a server that does not read.
             let _ = self.connection.send(&self.buffer, MonotonicTime::now());
         }
         in_flight

@@ -9,18 +9,18 @@
 //! 2. Every other caller waits for the outcome of its own request, and leaves at its own deadline.
 //! 3. When the leader has its outcome, it appoints the next waiting caller.
 //! 4. A leader also leaves at its own deadline, even with a batch in flight. Without a waiting caller, the background
-//!    continues. The next leader first reads the missing replies. A batch is written whole: if the server stops
-//!    reading, the write lasts up to one `command_timeout`, and the leader leaves later.
+//!    continues. The next leader first reads the missing replies. A leader always writes a whole batch: if the server
+//!    stops reading, the write lasts up to one `command_timeout`, even past the leader's deadline.
 //!
-//! One batch with awaited requests is in flight at a time. Only releases that no caller awaits are written behind it. A
-//! batch is due one `command_timeout` after its leader began to write it. When replies are overdue, the connection is
-//! closed.
+//! One batch with awaited requests is in flight at a time. Only releases that no caller awaits are written behind it.
+//! The replies to a batch are due one `command_timeout` after its leader began to write it. When replies are overdue,
+//! the pipeline closes the connection.
 //!
 //! # What is written first
 //!
 //! - Awaited requests are written with the next batch, however many guards were dropped before.
-//! - Earlier releases of a request's key are written with the request. So an acquire overtakes no release of its key,
-//!   except repeated undos and releases beyond the batch. It may overtake releases of other keys.
+//! - Earlier releases of a request's key are written with the request. So an acquire does not overtake a release of its
+//!   key, except repeated undos and releases beyond the batch. It may overtake releases of other keys.
 //! - A thread that drops a guard writes the release only if that cannot block: fewer than [`MAX_UNANSWERED`] releases
 //!   and [`MAX_UNANSWERED_BYTES`] are without a reply. Otherwise the background writes the release.
 //!
@@ -122,7 +122,7 @@ const SENDER_TIMEOUT: Duration = if cfg!(all(test, not(shuttle))) {
 /// up to 10 ms longer for replies that are due.
 const SHORTEST_TIMEOUT_OF_SENDERS: Duration = Duration::from_millis(20);
 
-/// The parts that the pipelines of one client share.
+/// The parts that the pipelines of one node share.
 pub struct Shared {
     pub connector: SharedConnector,
     pub endpoint: Arc<Endpoint>,
@@ -245,7 +245,7 @@ impl Pipeline {
             request.route = route;
             request.with_tracker(&self.shared.reports)
         });
-        // Made before the mutex is locked, so that it is not locked during the clones.
+        // Collected before the mutex is locked, so that the commands are not cloned under the mutex.
         let requests: Few<PendingRequest> = requests.collect();
         let is_flush = requests.iter().any(PendingRequest::is_flush);
         let shutdown_deadline = is_flush.then_some(deadline);
@@ -431,8 +431,8 @@ impl Pipeline {
         self.send_release(last);
     }
 
-    /// Waits until the releases of these keys that this pipeline has written or queued have their replies, until
-    /// `deadline` at the latest. Sends nothing else.
+    /// Waits for the replies to the releases of these keys that this pipeline has written or queued, until `deadline`
+    /// at the latest. The barriers that this call queues are never sent.
     pub fn settle(&self, keys: &[&Key], deadline: MonotonicTime) {
         let is_settled = {
             let state = self.state.lock();
@@ -937,8 +937,8 @@ impl<'a> Leadership<'a> {
         result.is_ok()
     }
 
-    /// Writes a batch without barriers and reads its replies: see [`write_and_read`](Self::write_and_read). Returns false
-    /// at `until` if replies are missing.
+    /// Writes a batch without barriers and reads its replies: see [`write_and_read`](Self::write_and_read). Returns
+    /// false at `until` if replies are missing.
     fn exchange(
         &mut self,
         batch: Vec<PendingRequest>,

@@ -21,7 +21,7 @@ use crate::util::id::LeaseId;
 /// The greatest length of a release on the wire, without its key and the name of the key's queue, in bytes.
 const BESIDE_KEYS: usize = 192;
 
-/// Places that are allocated together.
+/// The number of slots that are allocated together.
 const CHUNK: usize = if cfg!(all(test, shuttle)) { 2 } else { 128 };
 const FEWEST_BUCKETS: usize = 63;
 
@@ -102,7 +102,7 @@ impl QueuedRelease {
     }
 }
 
-/// A packed release in the queue, and its link in the index. Without a key, the place is empty, because its release
+/// A slot of the queue: a packed release, and its link in the index. A slot without a key is empty, because its release
 /// was taken.
 struct PackedRelease {
     key: Option<Key>,
@@ -458,7 +458,7 @@ impl Releases {
     fn grow_index(&mut self) {
         let buckets = (2 * self.buckets.len() + 1).max(FEWEST_BUCKETS);
         let mut number = self.next.wrapping_sub(self.len as u32);
-        // The number before the first slot's is not in use, so it makes all buckets empty.
+        // The number before that of the first slot is not in use, so it makes all buckets empty.
         self.buckets = vec![number.wrapping_sub(1); buckets];
         let (next, len) = (self.next, self.len as u32);
         let mut gone = self.gone;

@@ -32,7 +32,7 @@ pub struct PendingRequest {
     /// Whether this is an undo: the release of a lease whose key a late request may still set. It is repeated until it
     /// finds the lease, or until the lease's ttl has ended.
     is_undo: bool,
-    /// Whether plain commands may have set the key of this acquire, in a grant that cannot be used.
+    /// Whether plain commands may have set the key of this acquire without a usable token.
     pub may_be_set: bool,
     pub route: Route,
     /// Reports a guard's release that is late.
@@ -202,8 +202,8 @@ impl PendingRequest {
         }
     }
 
-    /// Delivers the final outcome of the request. If Redis has confirmed a release, reports its end, and a loss in the
-    /// reply.
+    /// Delivers the final outcome of the request. If Redis has confirmed a release, reports its end, and a loss that
+    /// the reply shows.
     fn end_with(mut self, outcome: Outcome) -> Next {
         let loss = match (&self.tracker, &outcome) {
             (Some(_), Ok(reply)) => {

@@ -177,8 +177,8 @@ impl PipelineState {
         self.drop_release_beyond_bound();
     }
 
-    /// Drops a release if there are more than the bound: the first one without an attempt, otherwise the first repeat.
-    /// Its key expires on this node.
+    /// Drops a release if there are more than the bound: the first one in `unawaited`, otherwise the first repeat. Its
+    /// key expires on this node.
     fn drop_release_beyond_bound(&mut self) {
         if self.is_bounded() && self.releases() > self.most_releases {
             let repeats = self.refused.0.iter_mut().chain(&mut self.undo_repeats.0);
@@ -284,7 +284,7 @@ impl PipelineState {
     }
 
     /// Takes the batch that a leader left here while it connected. Adds at most `at_a_time` releases of the batch's
-    /// keys in front, so that acquires do not find a key that a repeated release will free.
+    /// keys in front, so that acquires do not find keys taken that these releases free.
     pub fn take_unsent(&mut self, at_a_time: usize) -> Vec<PendingRequest> {
         let now = MonotonicTime::now();
         let (mut batch, mut room) = (Vec::new(), at_a_time);
@@ -411,7 +411,7 @@ impl PipelineState {
         }
     }
 
-    /// Queues the request again if `next` says so.
+    /// Queues the request again if `next` is a retry.
     pub fn apply(&mut self, next: Next) {
         match next {
             Next::Done | Next::Released(_) => {}

@@ -92,7 +92,8 @@ impl ScriptContext {
         }
     }
 
-    /// The script that carries out the commands of `usual` for this client. Another library may need another script.
+    /// The script that carries out the commands of `usual` for this client. Beside another library, it may be another
+    /// script.
     pub fn script(&self, usual: &'static Script) -> &'static Script {
         script_beside(self.other_library, usual)
     }

@@ -95,9 +95,9 @@ impl ServerClock {
         age.is_none_or(|age| age > OLD_ESTIMATE)
     }
 
-    /// A time in µs that the clock of Redis has passed at `now`, unless it was set back. It is behind the clock by the
-    /// time that the last reply took to arrive, and by 1 % of the time since then, since clocks run at different
-    /// speeds. `None` after [`LONGEST_ESTIMATE`].
+    /// A time in µs that the clock of Redis has passed at `now`, unless that clock was set back. The result is behind
+    /// the clock by the time that the last reply took to arrive, and by 1 % of the time since then, since clocks run at
+    /// different speeds. `None` after [`LONGEST_ESTIMATE`].
     pub fn at(&self, now: MonotonicTime) -> Option<u64> {
         let (micros, seen) = self.shown?;
         let since = now.since(seen);
@@ -185,9 +185,9 @@ pub fn encode_acquires<'a>(
 /// The member of the fence counter, whose score is the time of the last grant in µs.
 const COUNTER_MEMBER: &str = "t";
 
-/// Appends a transaction that reads the time of Redis, as a trial: does the server accept transactions? A proxy may
-/// accept `MULTI` and refuse `EXEC`, and the connection is then useless. So the client finds this out before an acquire
-/// depends on it. Returns how many replies come before the reply to `EXEC`.
+/// Appends a transaction that reads the time of Redis, as a trial of transactions. A proxy may accept `MULTI` and
+/// refuse `EXEC`, which makes the connection useless, so the client tries this before an acquire depends on it. Returns
+/// how many replies come before the reply to `EXEC`.
 pub fn encode_trial(buffer: &mut Vec<u8>) -> usize {
     let mut out = Encoder(buffer);
     out.word("MULTI");

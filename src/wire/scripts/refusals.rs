@@ -1,4 +1,4 @@
-//! Records which plain commands a server has refused.
+//! Records that a server has refused commands of one kind, so that the client does not use them for a while.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;

@@ -92,7 +92,6 @@ impl Server {
         })
     }
 
-    /// Models have no client that ends.
     pub fn wake_callers(&self) {
         unreachable!("models have no client that ends")
     }

@@ -28,7 +28,7 @@ const MOST_DELETES: usize = 8;
 const CONTENDED_FOR: Duration = Duration::from_secs(10);
 
 /// The keys that plain commands could not set or delete lately. Most of these keys were taken or had waiters. Different
-/// keys may share an entry, and the script then acquires a free key, too.
+/// keys may share an entry, so the script also acquires some keys that are free.
 #[derive(Default)]
 pub struct ContendedKeys {
     /// When each entry ends. Empty until a key was taken.
