@@ -70,7 +70,7 @@ pub struct Node {
     /// The number of pipelines for callers.
     for_callers: usize,
     /// Counts the calls with renewals, so that the pipelines for renewals take turns: each connection is used often,
-    /// and a dead one is noticed soon.
+    /// and the client notices a dead one soon.
     turn: AtomicUsize,
     notifications: Arc<NotificationConnection>,
     sentinels: Arc<SentinelWatcher>,
@@ -172,8 +172,8 @@ impl Node {
         }
     }
 
-    /// Waits for the releases of a set's keys in other pipelines than that of the set: the set must not find a key taken
-    /// by a lock that this client has released.
+    /// Waits until other pipelines have released the keys of a set: an acquire of the set must not find a key taken by
+    /// a lock that this client has released.
     fn settle(&self, pipeline: &Pipeline, requests: &[&mut Request]) {
         let deadline = requests.iter().map(|request| request.deadline).max();
         let in_sets = requests
@@ -239,7 +239,7 @@ impl Node {
         check.map(DataCheck::clock)
     }
 
-    /// Takes out the queued releases of these keys.
+    /// Takes out the queued releases of the keys for which `keys` returns true.
     pub fn take_releases(&self, keys: impl Fn(&Key) -> bool) -> Vec<QueuedRelease> {
         let pipelines = self.pipelines.iter();
         pipelines
@@ -247,7 +247,7 @@ impl Node {
             .collect()
     }
 
-    /// Makes the background open the notification connection, unless it was opened before.
+    /// Makes the notification thread open its first connection.
     pub fn request_notifications(&self) {
         self.notifications.request_connection();
     }
@@ -301,8 +301,8 @@ impl Node {
         self.pipeline_of(&command).send(command, completion)
     }
 
-    /// Groups the requests by their pipelines. The acquires of a set use the pipeline of its first key, so that they share
-    /// a script call, and so do the releases of several keys.
+    /// Groups the requests by their pipelines. All acquires of a set use the pipeline of the set's first key, so that
+    /// they share a script call. For the same reason, all releases use the pipeline of the first one.
     fn by_pipeline<T>(
         &self,
         requests: impl IntoIterator<Item = T>,

@@ -1,8 +1,8 @@
 //! The connection of one transaction, from `WATCH` to `EXEC`: a `WATCH` holds for its own connection only. This
 //! connection refuses the caller's commands that would end the `WATCH`.
 //!
-//! 1. An empty `MULTI`, `EXEC`: Redis refuses a user without the right to them before anything is written. `WATCH` and
-//!    `GET` of the lock's key follow, and the value is compared with the lease.
+//! 1. An empty transaction, `MULTI` and `EXEC`: Redis refuses a user without the right to these commands before
+//!    anything is written. `WATCH` and `GET` of the lock's key follow, and the value is compared with the lease.
 //! 2. The caller's closure reads, and fills a pipeline.
 //! 3. The validity of the lease is checked once more.
 //! 4. `MULTI`, the pipeline, `EXEC`. Redis carries out all of it, or none of it if a watched key has changed.
@@ -18,7 +18,8 @@
 //! - On a Cluster, a node checks the slots of the commands in step 4 only. So step 4 begins with an `EXISTS` of the
 //!   lock's key.
 //! - The client keeps the connection for later transactions only if it watches no keys and all replies were read.
-//! - A transaction takes its permit (`max_transactions`) before its connection, and returns it after the connection.
+//! - A transaction takes its permit (`max_transactions`) before its connection, and returns the permit after the
+//!   connection.
 
 use std::io;
 use std::time::Duration;
@@ -136,8 +137,8 @@ impl TransactionConnection {
         }
     }
 
-    /// Sends `WATCH` for the keys of some leases, all in one slot, and `GET` for each key. Returns the place of the first
-    /// lease that does not hold its key; `None` if all do.
+    /// Sends `WATCH` for the keys of some leases, all in one slot, and `GET` for each key. Returns the place of the
+    /// first lease that does not hold its key; `None` if all do.
     pub(crate) fn watch_and_check(
         &mut self,
         leases: &[(&Key, LeaseId)],

@@ -2,7 +2,7 @@
 //!
 //! | the connection is | if it was made before | it is replaced |
 //! |---|---|---|
-//! | stale | another connection broke. It is probably broken, too | at once. A pipeline first reads the replies that are due |
+//! | stale | another connection broke. This one may be broken, too | at once. A pipeline first reads missing replies |
 //! | suspect | a sign that the server is no longer the primary | once it is [`SHORTEST_LIFE`] old |
 //! | outdated | the sentinels named another primary | at once, at most once in [`SHORTEST_LIFE`]. A reply on it counts as missing |
 //!
@@ -10,9 +10,9 @@
 //!
 //! - `READONLY`, `LOADING`, `MASTERDOWN` or `CLUSTERDOWN` in a reply to a pipeline or a transaction;
 //! - a reply of an unexpected shape;
-//! - a waiter that was queued to be notified and is no longer queued, because a grant skips a client without a
-//!   subscription;
-//! - a loss that a pipeline denies.
+//! - a waiter that lost its place in the queue in Redis, although its client was subscribed all the time: a grant may
+//!   have skipped the client, because the subscription is on another server;
+//! - a read on the notification connection that shows a lock as lost, if a renewal through a pipeline finds it held.
 //!
 //! However many requests a server refuses, a client makes at most one connection per second for each pipeline, for
 //! notifications and for each running transaction. A further switch within a second makes connections suspect only, so
@@ -61,8 +61,8 @@ pub struct ConnectionEpoch {
 }
 
 impl ConnectionEpoch {
-    /// Makes earlier breaks not count for this connection. Suspicions still count: another server may have become the
-    /// primary since the connection was begun.
+    /// Makes this connection ignore earlier breaks. Suspicions still count: another server may have become the primary
+    /// since the connection was begun.
     pub fn forget_breaks(&mut self, epoch: &Epoch) {
         self.breaks = epoch.breaks.load(Ordering::SeqCst);
     }

@@ -43,8 +43,8 @@ fn timed_out(address: &str, limit: &str) -> String {
     format!("{address} did not reply within {limit}; {SLOW}")
 }
 
-/// Adds the address of the server to an error that was made from its reply (`Denied`, `Unavailable`, `Unsupported`), if
-/// the error does not contain it.
+/// Adds the address of the server to an error that was made from its reply (`Denied`, `Unavailable`, `Unsupported`),
+/// unless the error contains the address.
 pub fn reply_error(address: &str, error: Error) -> Error {
     match error.kind() {
         ErrorKind::Denied | ErrorKind::Unavailable | ErrorKind::Unsupported
@@ -199,7 +199,7 @@ impl<'a> ConnectErrors<'a> {
         }
     }
 
-    /// The error of an attempt whose time-out has passed: `what` happened.
+    /// The error of an attempt whose time-out has passed. `what` names what the server did not do in time.
     fn late(&self, what: impl fmt::Display, next: &str) -> Error {
         let (timeout, setting) = (Shown(self.timeout), self.setting);
         let what = format_args!("{what} within {timeout} ({setting}); {next}");
@@ -299,7 +299,8 @@ impl<'a> ConnectErrors<'a> {
     ) -> Error {
         let error = sanitized(error);
         let (kind, what) = match classify(&error) {
-            // The attempt to connect sends no request for a lock, so no outcome is unknown.
+            // An attempt to connect sends no request for a lock. So all outcomes are known, and the error is
+            // `Unavailable`.
             ErrorKind::Timeout => {
                 let late = self.late(format_args!("did not answer {step}"), step.next_action());
                 return late.with_source(error);

@@ -1,10 +1,10 @@
 //! The requests of a new connection: the login, and the scripts that the server does not know.
 //!
 //! Scripts are called by their hashes, which the client computes. A new connection asks with one `SCRIPT EXISTS` which
-//! scripts the server knows, and loads the others. If the server refuses that, the client loads all scripts. If it
-//! refuses `SCRIPT LOAD`, too, an `EVAL` checks that the server runs scripts. A call that gets `NOSCRIPT` is repeated
-//! with the text of the script; an acquire behind a release that got `NOSCRIPT` is repeated after the release. If
-//! `EVALSHA` is refused, all calls have the text for ten minutes.
+//! scripts the server knows, and loads the others. If the server refuses `SCRIPT EXISTS`, the client loads all scripts.
+//! If the server refuses `SCRIPT LOAD`, too, an `EVAL` checks that the server runs scripts. A call that gets `NOSCRIPT`
+//! is repeated with the text of the script; an acquire behind a release that got `NOSCRIPT` is repeated after the
+//! release. For ten minutes after the server has refused `EVALSHA`, all calls contain the text.
 
 use redis::{Pipeline, ProtocolVersion, RedisConnectionInfo, RedisError, ServerError, Value};
 
@@ -34,7 +34,7 @@ pub struct Login {
 }
 
 impl Login {
-    /// `name` is the name of the connection. Only `HELLO` sets it, so RESP2 ignores it.
+    /// Makes the commands of a login. `HELLO` also sets the connection's name to `name`. With RESP2, `name` is ignored.
     pub fn new(
         settings: &RedisConnectionInfo,
         protocol: ProtocolVersion,
@@ -282,8 +282,8 @@ impl Handshake<'_> {
     }
 
     /// The error of a server that refuses the connection itself, because it has too many clients or is in protected
-    /// mode. It sends this error without reading a command, and closes the connection. Returns `None` for an error that
-    /// is the reply to a command.
+    /// mode. Such a server sends this error without reading a command, and closes the connection. Returns `None` for an
+    /// error that is the reply to a command.
     fn refused_at_accept(
         &self,
         step: Step,

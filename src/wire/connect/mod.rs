@@ -17,11 +17,11 @@
 //!   machine did not run the thread.
 //! - *Idle connections.* A network may have forgotten a connection that was silent for `max_connection_idle`. The
 //!   client replaces it before the next write, and does not probe it: a call waits for one new connection, instead of a
-//!   probe and perhaps a time-out. Only the closure of a transaction can be silent on a connection that has to be used
-//!   again, so its `EXEC` follows a `PING`.
+//!   probe and perhaps a time-out. Only a transaction has to use its connection again after a silence, that of the
+//!   user's closure. If the silence was that long, a `PING` goes before the `EXEC`.
 //! - *Old connections.* A connection is old after a random part of `max_connection_age`, at least three quarters of it.
-//!   An old connection works, so it is used until the next connection is open. The leader of a pipeline waits only for
-//!   a short time for the next connection, and the connector keeps that connection for later.
+//!   An old connection works, so it is used until the next connection is open. The leader of a pipeline waits for the
+//!   next connection for a short time only. If the connection comes later, the connector keeps it for a later caller.
 //! - *Stale, suspect and outdated connections*: see [`epoch`].
 
 pub mod connection;

@@ -3,7 +3,7 @@
 //! Each attempt to connect has its own thread, because the resolver of host names and the callback for credentials have
 //! no time-outs: a caller must be able to leave before its attempt has ended. Only callers begin attempts, and the
 //! thread ends with the attempt. So neither an unused client nor a connected one has such threads. If an attempt ends
-//! after its caller has left, its connection is kept for the next caller.
+//! after its caller has left, the connector keeps the new connection for the next caller.
 //!
 //! The connector uses r2d2's interface for connections, but not r2d2's pool, which panics if the system starts no
 //! thread.
@@ -32,8 +32,8 @@ use crate::wire::endpoint::{Endpoint, REPLACE_WAIT};
 const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
 /// At most this many attempts are under way at a time.
 const MAX_ATTEMPTS: usize = 3;
-/// The pauses after which a waiting caller checks whether it has to leave. They double, since callers that check often
-/// would take the time of the processors from the attempts that they wait for.
+/// The pauses after which a waiting caller checks whether it has to leave. They double: callers that check often would
+/// take processor time from the attempts that they wait for.
 const FIRST_CHECK: Duration = Duration::from_millis(5);
 const LONGEST_CHECK: Duration = Duration::from_millis(100);
 

@@ -453,7 +453,7 @@ impl Endpoint {
         drop(replaced);
     }
 
-    /// Waits until the sentinels may be asked again after a failed attempt to connect, until `deadline` at the latest.
+    /// After a failed attempt to connect, waits until the client may ask the sentinels again, or until `deadline`.
     /// Returns early if they name another primary, or if `queries` are closed.
     pub fn pause(&self, deadline: MonotonicTime, queries: &Sockets) {
         let Some(sentinels) = &self.sentinels else {
@@ -559,7 +559,7 @@ impl Endpoint {
         })?;
         attempted.enter(Step::CallCredentials);
         let (info, deadline) = self.with_login(info, deadline)?;
-        // The login has just succeeded, so this connection is alive, whatever broke before.
+        // The login below fails if this connection is broken, too. So the breaks until now do not count.
         made_in.forget_breaks(&self.epoch);
         let mut connection = Connection {
             sender,

@@ -1,8 +1,8 @@
 //! The thread that listens to one sentinel at a time, and notices a fail-over at once. It connects to sentinels only.
 //!
 //! From time to time, the thread also asks its own sentinel and one of the others for the primary. If its own sentinel
-//! has an older answer, it moves to the next sentinel. It ignores a message that does not begin with the last known
-//! primary, and asks the sentinel instead.
+//! has missed a fail-over, the thread moves to the next one. If the old address in a message is not that of the last
+//! known primary, the thread ignores the message, and asks the sentinel instead.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -187,8 +187,8 @@ impl SentinelWatcher {
         }
     }
 
-    /// Asks another sentinel, because `sentinel` may be cut off. Returns true if the other one knows of a later
-    /// fail-over; it is then asked first.
+    /// Asks another sentinel, because `sentinel` may be cut off. Returns true if the other sentinel knows of a later
+    /// fail-over. The client then asks that sentinel first.
     fn other_knows_more(&self, sentinels: &Sentinels, sentinel: &HostPort, turn: usize) -> bool {
         let Some(other) = sentinels.other_than(sentinel, turn) else {
             return false;

@@ -79,7 +79,7 @@ pub struct Replies {
     frame: Frame,
     /// How many of the next bytes have to be dropped: the rest of a long string.
     to_drop: usize,
-    /// The size of the last reply. Counts towards its limit.
+    /// The size of the last reply, as its limit counts it.
     last_size: usize,
 }
 
@@ -147,7 +147,7 @@ impl Replies {
         self.frame.searched = 0;
     }
 
-    /// The size of the last reply that [`next`](Self::next) returned. Counts towards its limit.
+    /// The size of the last reply that [`next`](Self::next) returned, as its limit counts it.
     pub fn last_size(&self) -> usize {
         self.last_size
     }
@@ -300,7 +300,7 @@ impl Frame {
         }
     }
 
-    /// The bytes that are parsed, plus the announced elements. Counts towards the limit.
+    /// The size as the limit counts it: the bytes that are parsed, plus the announced elements.
     fn size(&self) -> usize {
         let elements = self.elements.saturating_mul(size_of::<Value>());
         self.at

@@ -21,8 +21,8 @@ use crate::wire::net::replies::{Limit, Replies};
 
 /// The shortest time-out of a socket. Zero would mean no time-out.
 const SHORTEST: Duration = Duration::from_millis(1);
-/// A socket's time-out is not set again for a difference of this time or less, which saves a system call. A read or
-/// write that ends too early is repeated.
+/// The client does not set a socket's time-out again for a difference of this time or less, which saves a system call.
+/// It repeats a read or write that ends too early.
 const SLACK: Duration = Duration::from_millis(10);
 
 /// TCP keepalive: the system probes a connection after this time without traffic, and again after each interval. A

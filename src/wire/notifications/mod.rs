@@ -27,10 +27,11 @@
 //! # Changes
 //!
 //! The thread reads the first 256 bytes of a changed key, which tracks the key again. Then it wakes the first waiter,
-//! or reports a loss. Beside another library, whose lock may be an empty string, it asks whether a key exists that
-//! reads as empty. In a lock of Redisson, it looks for the field of the lease. An old primary or a replica may have
-//! answered this read, so a renewal worker confirms each loss through a pipeline before the lease ends. After a flush
-//! of Redis, and on a new connection, the thread wakes the first waiter of every key and reads all held keys.
+//! or reports a loss. Beside another library, whose lock may be an empty string, the thread asks with a second command
+//! whether a key that reads as empty exists. In a lock of Redisson, the thread looks for the field of the lease. An old
+//! primary or a replica may have answered this read, so a renewal worker confirms each loss through a pipeline before
+//! the lease ends. After a flush of Redis, and on a new connection, the thread wakes the first waiter of every key and
+//! reads all held keys.
 //!
 //! # Servers that refuse
 //!
@@ -81,8 +82,8 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 /// at once would get a new connection every few milliseconds.
 const SHORTEST_LIFE: Duration = Duration::from_secs(1);
 /// A proxy may close the connection at a command that it does not know. After this many such ends in a row, the command
-/// counts as refused, and the pauses grow to [`REFUSED_PAUSE`]. (A server also closes a connection on which too many
-/// bytes wait. So notifications return soon after a few such ends.)
+/// counts as refused, and the pauses grow to [`REFUSED_PAUSE`]. (A server may also close a connection because too many
+/// bytes wait on it. So after fewer such ends, the pauses stay short.)
 const MOST_CLOSED_LATE: u32 = 3;
 /// The effect of a server that refuses notifications, for the event.
 const REFUSED: &str = "until then, waiters poll, and renewals find lost locks";

@@ -3,11 +3,11 @@
 //!
 //! - *Queries.* Each attempt to connect asks a sentinel for three things in one round trip: the address of the primary,
 //!   the number of the last fail-over (`config-epoch`), and the other sentinels. The client begins with the sentinel of
-//!   the latest answer, and ends with sentinels that failed or named a wrong server. Each sentinel has a share of the
+//!   the latest answer, and ends with sentinels that failed or named a wrong server. Each sentinel has a part of the
 //!   remaining time.
 //! - *Old answers.* An answer with an older number than the client has seen counts only if all sentinels of the URL
-//!   give such answers. After the message `+switch-master`, the client expects a number that is greater by one, so a
-//!   sentinel that does not know of the fail-over yet does not undo it.
+//!   give such answers. After the message `+switch-master`, the client expects a number that is greater by one. So a
+//!   sentinel that does not know of the fail-over yet does not bring the old primary back.
 //! - *The server.* The reply to `HELLO` or `ROLE` has to report a primary. If it does not, or if the answer of the
 //!   sentinels changes in the meantime, the attempt begins again within its deadline. If the sentinels do not name a
 //!   primary, the client connects to the last known one.
@@ -233,8 +233,9 @@ impl Sentinels {
             }
         }
         // If all sentinels of the URL give old answers, the group was set up anew, and the newest answer counts.
-        // (Sentinels that the client has learned may then be gone.) A silent sentinel of the URL may know of the
-        // fail-over, while the old primary still reports the role of a primary.
+        // (Sentinels that the client has learned may then be gone.) If a sentinel of the URL is silent, the old answers
+        // do not count: that sentinel may know of the fail-over, while the old primary still reports the role of a
+        // primary.
         let is_outdated = |host: &HostPort| outdated.iter().any(|(by, _)| by == host);
         let is_new_group = self.configured.iter().all(is_outdated);
         let newest = outdated.into_iter().max_by_key(|(_, it)| it.epoch);
