@@ -425,7 +425,7 @@ impl Endpoint {
             let again_at = self.record_attempt(opened.as_ref().err());
             let (Some(again_at), Err(error)) = (again_at, &opened) else {
                 if has_failed && opened.is_ok() {
-                    self.set_last_error(None);
+                    self.record(None, 0);
                 }
                 return opened;
             };
@@ -440,16 +440,19 @@ impl Endpoint {
                 return opened;
             }
             // A caller whose time ends before the next attempt gets this error.
-            self.set_last_error(Some(error.clone()));
+            self.record(Some(error), 0);
             has_failed = true;
         }
     }
 
-    /// Sets the error of the last attempt to connect, or `None` if that attempt has succeeded.
-    fn set_last_error(&self, error: Option<Error>) {
-        let last = error.map(|error| (error, MonotonicTime::now()));
+    /// Sets the error of the last attempt to connect, or `None` if that attempt has succeeded. Counts `failed` attempts.
+    fn record(&self, error: Option<&Error>, failed: u64) {
+        let last = error.map(|error| (error.clone(), MonotonicTime::now()));
+        let mut failures = self.failures.lock();
+        failures.count += failed;
         // The replaced error may own a value of the user, so it is dropped after the unlock.
-        let replaced = std::mem::replace(&mut self.failures.lock().last, last);
+        let replaced = std::mem::replace(&mut failures.last, last);
+        drop(failures);
         drop(replaced);
     }
 
@@ -726,18 +729,10 @@ impl Endpoint {
     /// notifications and of checks.
     pub fn open_and_record(&self) -> Result<Connection, Error> {
         let opened = self.open();
-        let error = opened.as_ref().err().cloned();
-        let last = error.map(|error| (error, MonotonicTime::now()));
-        let mut failures = self.failures.lock();
-        failures.count += u64::from(last.is_some());
-        // The replaced error may own a value of the user, so it is dropped after the unlock.
-        let replaced = std::mem::replace(&mut failures.last, last);
-        drop(failures);
-        drop(replaced);
-        if opened.is_err() {
-            self.epoch.call_failure_hook();
-        } else {
-            self.reports.send(Report::Connected);
+        self.record(opened.as_ref().err(), u64::from(opened.is_err()));
+        match opened {
+            Ok(_) => self.reports.send(Report::Connected),
+            Err(_) => self.epoch.call_failure_hook(),
         }
         opened
     }

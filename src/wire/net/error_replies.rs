@@ -150,10 +150,8 @@ pub fn error_reply(code: &str, detail: Option<&str>) -> Error {
         | "READONLY" | "TRYAGAIN" | "UNBLOCKED" => ErrorKind::Unavailable,
         TOO_LARGE => ErrorKind::TooLarge,
         _ if has_too_many_clients(Some(detail)) => ErrorKind::Unavailable,
-        // The ACL lets the user run scripts, but denies a command or key of this script. Redis up to 7.0 sends the text
-        // of the first arm; later versions send the text of the second.
-        _ if detail.contains("user executing the script can't") => ErrorKind::Denied,
-        _ if detail.starts_with("ACL failure in script: ") => ErrorKind::Denied,
+        // The ACL lets the user run scripts, but denies a command or key of this script.
+        _ if is_denied_in_script(detail) => ErrorKind::Denied,
         _ => ErrorKind::Protocol,
     };
     let text = match next_step(kind, code) {
@@ -161,6 +159,13 @@ pub fn error_reply(code: &str, detail: Option<&str>) -> Error {
         None => without_ids(&format!("{code} {detail}")).into_owned(),
     };
     Error::new(kind, text).with_redirect(Redirect::parse(code, detail))
+}
+
+/// Whether an ACL denies a command or a key to a script. Redis up to 7.0 sends the first text; later versions send the
+/// second.
+pub fn is_denied_in_script(detail: &str) -> bool {
+    detail.contains("user executing the script can't")
+        || detail.starts_with("ACL failure in script: ")
 }
 
 /// The server's own text, for the middle of a message: without a full stop, and without parts that may be secret.

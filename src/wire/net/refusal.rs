@@ -8,7 +8,7 @@ use crate::command::script::Script;
 use crate::report::error::{Error, ErrorKind};
 use crate::util::slot::Redirect;
 use crate::wire::net::error_replies::{
-    code_and_detail, error_reply, is_redis_code, server_text, unexpected_reply,
+    code_and_detail, error_reply, is_denied_in_script, is_redis_code, server_text, unexpected_reply,
 };
 
 /// The reason for which an error reply refuses a command.
@@ -40,10 +40,7 @@ const UNKNOWN: [&str; 8] = [
 impl Refusal {
     /// Returns the reason, or `None` if the error has another cause. [`code_and_detail`] returns `code` and `detail`.
     pub fn of(code: &str, detail: &str) -> Option<Self> {
-        // For a command in a script, Redis up to 7.0 sends the first text; later versions send the second.
-        let is_in_script = detail.contains("user executing the script can't")
-            || detail.starts_with("ACL failure in script: ");
-        if code == "NOPERM" || is_in_script {
+        if code == "NOPERM" || is_denied_in_script(detail) {
             // The texts differ between 6.2, 7.0 and 7.2. Commands come first, since a command can be named `keys`.
             let has = |part| detail.contains(part);
             return Some(match () {

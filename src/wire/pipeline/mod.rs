@@ -434,19 +434,12 @@ impl Pipeline {
     /// Waits for the replies to the releases of these keys that this pipeline has written or queued, until `deadline`
     /// at the latest. The barriers that this call queues are never sent.
     pub fn settle(&self, keys: &[&Key], deadline: MonotonicTime) {
-        let is_settled = {
-            let state = self.state.lock();
-            let connection = state.connection.as_ref();
-            let is_answered = connection.is_none_or(|connection| connection.unanswered() == 0);
-            !state.is_led && !state.has_work() && is_answered
-        };
-        if !is_settled {
-            let barriers: Vec<Command> = keys
-                .iter()
-                .map(|key| Command::Settle((*key).clone()))
-                .collect();
-            self.run(barriers.into_iter(), deadline, Route::default());
+        if self.is_idle() {
+            return;
         }
+        let barrier = |key: &&Key| Command::Settle((*key).clone());
+        let barriers: Vec<Command> = keys.iter().map(barrier).collect();
+        self.run(barriers.into_iter(), deadline, Route::default());
     }
 
     /// Queues a release that another node has refused or has not carried out. The leader or the background writes it.
@@ -514,9 +507,7 @@ impl Pipeline {
     /// Whether no request is queued or in flight.
     pub fn is_idle(&self) -> bool {
         let state = self.state.lock();
-        let connection = state.connection.as_ref();
-        let is_answered = connection.is_none_or(|connection| connection.unanswered() == 0);
-        !state.is_led && !state.has_work() && is_answered
+        !state.is_led && !state.has_work() && !has_unanswered(state.connection.as_ref())
     }
 
     /// Passes a redirected release to the store. Returns the step that is left for this pipeline.
@@ -563,10 +554,7 @@ impl Pipeline {
     pub fn run_maintenance(&self) -> bool {
         let leadership = {
             let mut state = self.state.lock();
-            let unanswered = state
-                .connection
-                .as_ref()
-                .is_some_and(|connection| connection.unanswered() > 0);
+            let unanswered = has_unanswered(state.connection.as_ref());
             let is_busy = state.is_led || state.is_left_to_sender();
             let now = MonotonicTime::now();
             let must_connect = self.must_connect(&state);
@@ -745,10 +733,7 @@ impl<'a> Leadership<'a> {
                 return;
             }
             let batch = self.next_batch();
-            let unanswered = self
-                .connection
-                .as_ref()
-                .is_some_and(|connection| connection.unanswered() > 0);
+            let unanswered = has_unanswered(self.connection.as_ref());
             let now = MonotonicTime::now();
             let deadline = now.after(self.pipeline.shared.connect_timeout);
             if batch.is_empty() && self.connection.is_none() {
@@ -1088,6 +1073,11 @@ impl Drop for LeaveOnDrop<'_> {
 /// Whether requests can be written now and their replies be read later.
 fn is_free(connection: Option<&PipelinedConnection>) -> bool {
     connection.is_some_and(|it| it.is_fit() && !it.is_half_read()) && room_of(connection) > 0
+}
+
+/// Whether replies are missing on the connection.
+fn has_unanswered(connection: Option<&PipelinedConnection>) -> bool {
+    connection.is_some_and(|connection| connection.unanswered() > 0)
 }
 
 /// How many more bytes of releases a thread may write without waiting for replies.

@@ -22,6 +22,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// A release pauses after this many nodes have redirected it one after another.
 const MOST_HOPS: u8 = 4;
+
 /// A command in a pipeline, until its outcome is final.
 pub struct PendingRequest {
     pub command: Command,

@@ -230,7 +230,7 @@ impl ServerState {
         let mut context = Step {
             now: MonotonicTime::now(),
             by,
-            quarantine: std::time::Duration::ZERO,
+            quarantine: Duration::ZERO,
             ahead: 0,
             listens: &|_| true,
             notifications: &mut self.notifications,
