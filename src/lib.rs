@@ -66,7 +66,7 @@
 //! [`guide::settings`] lists the settings, [`guide::failures`] the errors, [`guide::topologies`] the URLs, and
 //! [`guide::in_your_redis`] what Redis stores and which rights its user needs.
 
-// Models replace the code that talks to Redis, so that code is unused.
+// In the builds for models (`--cfg shuttle`), doubles replace the code that talks to Redis, so that code is unused.
 #![cfg_attr(all(test, shuttle), allow(dead_code))]
 
 mod acquire;

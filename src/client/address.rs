@@ -14,8 +14,8 @@ use crate::wire::connect::url::{redacted, redacted_info};
 use crate::wire::endpoint::Endpoint;
 
 /// The address of a Redis server, for [`Client::open`](crate::Client::open) and
-/// [`Client::builder`](crate::Client::builder). Made from a URL, from a
-/// [`redis::ConnectionInfo`], or from a [`redis::Client`], whose address and login are used.
+/// [`Client::builder`](crate::Client::builder). Made from a URL, from a [`redis::ConnectionInfo`], or from a
+/// [`redis::Client`], whose address and login this client uses.
 ///
 /// URLs are checked more strictly than in redis-rs: unknown options are refused. A host with a `%`, `@` or `/` is
 /// refused with `InvalidConfig`: such a host is a part of a password that was not percent-encoded. The client uses the

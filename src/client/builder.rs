@@ -211,11 +211,11 @@ impl Builder {
     /// Sets how long a connection may be idle and still be used. 100 ms or more; [`Duration::MAX`] is no limit.
     /// Defaults to two minutes.
     ///
-    /// Load balancers, firewalls and NAT gateways forget a connection that was silent for some minutes, and then
-    /// swallow its bytes: a request would wait for its time-out. So the call after a longer pause opens a new
-    /// connection first, and closes the old one. Set less than the time after which your network forgets connections.
-    /// The notification connection sends a `PING` after half of this time, or after 10 s if that is earlier. All
-    /// connections have TCP keepalive, with a first probe after 30 s.
+    /// Load balancers, firewalls and NAT gateways forget a connection that was silent for some minutes, and then drop
+    /// its bytes: a request would wait for its time-out. So the call after a longer pause opens a new connection first,
+    /// and closes the old one. Set less than the time after which your network forgets connections. The notification
+    /// connection sends a `PING` after half of this time, or after 10 s if that is earlier. All connections have TCP
+    /// keepalive, with a first probe after 30 s.
     pub fn max_connection_idle(mut self, max_idle: Duration) -> Self {
         self.config.connection_limits.max_idle = max_idle;
         self
@@ -305,15 +305,15 @@ impl Builder {
     /// - on a [quorum](Client::quorum);
     /// - with [`PlainKeys`](OtherLibrary::PlainKeys) or [`Redisson`](OtherLibrary::Redisson) without an explicit
     ///   [`prefix`](Self::prefix);
-    /// - with [`PythonRedisLock`](OtherLibrary::PythonRedisLock) on a Cluster, or with a prefix that does not begin with
-    ///   `lock:`, its default;
+    /// - with [`PythonRedisLock`](OtherLibrary::PythonRedisLock) on a Cluster, or with a prefix that does not begin
+    ///   with `lock:`, its default;
     /// - with `Redisson` and [`max_hand_offs`](Self::max_hand_offs) above 0, or on a
     ///   [`MemoryStore`](crate::MemoryStore).
     ///
     /// Waiters do not queue in Redis, and [`max_hand_offs`](Self::max_hand_offs) defaults to 0, since the other library
     /// could not get a lock that passes from one client to the next. [`EventHandler::foreign_holder`] names the keys
     /// that another library holds. The guide's page on [other libraries](crate::guide::other_libraries) lists the
-    /// libraries, and all that is weaker.
+    /// libraries, and the guarantees that are weaker.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -371,7 +371,7 @@ impl Builder {
     ///
     /// The callback runs after a server has accepted the connection. It runs on the threads that connect, perhaps on
     /// several at a time; [`build`](Self::build) runs it on the caller's thread. The library holds none of its mutexes
-    /// while it runs. Let the callback return soon: it has no time-out, and its time does not count for
+    /// while it runs. The callback has to return soon: it has no time-out, and its time does not count for
     /// `connect_timeout`. If it fails or panics, the connection fails with `Unavailable`, and `source()` has the text
     /// of its error. Keep passwords out of that error.
     ///
@@ -441,7 +441,7 @@ impl Builder {
             Server::Redis(endpoint) => drop(endpoint.open()?),
             Server::Cluster(cluster) => cluster.check_reachable()?,
             Server::Memory(memory) => memory.check_reachable()?,
-            // The client connects to these below, to all nodes at the same time.
+            // The ping below connects to all nodes at the same time.
             Server::Quorum(_) | Server::MemoryQuorum(_) => {}
         }
         let is_quorum = matches!(server, Server::Quorum(_) | Server::MemoryQuorum(_));
@@ -484,7 +484,7 @@ impl Builder {
         Ok((server, self.config))
     }
 
-    /// Sets the defaults that differ beside another library.
+    /// Changes the defaults that differ with [`compatible_with`](Self::compatible_with).
     fn adapt_to_other_library(&mut self) {
         let Some(other) = self.config.other_library else {
             return;
@@ -497,7 +497,7 @@ impl Builder {
         }
     }
 
-    /// Returns an error if the server or a setting does not fit to the other library.
+    /// Returns an error if the server or a setting does not fit the other library.
     fn check_other_library(&self, server: &Server) -> Result<(), Error> {
         use OtherLibrary::{PlainKeys, PythonRedisLock, Redisson};
         let Some(other) = self.config.other_library else {
@@ -592,7 +592,7 @@ impl Builder {
             endpoint.set_up_tls(node.tls.as_ref().or(self.tls.as_ref()))?;
             Ok(endpoint)
         };
-        // An error does not show a wrong URL, which may contain a password.
+        // An error contains the number of its node, but not the URL, which may contain a password.
         let numbered = |(node, index)| {
             endpoint(node).map_err(|error: Error| error.at(&format!("node {index}")))
         };

@@ -138,8 +138,8 @@ impl MemoryStore {
     /// notifications until then. `Unavailable` simulates a Redis server that is down, `Denied` a changed password,
     /// `Protocol` another kind of server.
     ///
-    /// Held locks stay held until their validity ends, since they cannot be renewed. Releases are repeated until they
-    /// succeed or their ttl has ended, and events report them.
+    /// Held locks stay held until their validity ends, since they cannot be renewed. Clients repeat releases until they
+    /// succeed or the ttl of the lock has ended, and report them by events.
     ///
     /// # Panics
     /// If `kind` is not `Unavailable`, `Timeout`, `Denied` or `Protocol`: requests to Redis fail with these kinds only.
@@ -238,10 +238,10 @@ impl MemoryStore {
         self.0.live().is_ok_and(|server| server.delete(key))
     }
 
-    /// Sets one key, as another library does when it acquires a lock; `None` is no ttl. `key` is the full name in Redis,
-    /// with the prefix. A client with [`Builder::compatible_with`] then finds its lock taken by a hash, and waits until
-    /// the key expires or a test [deletes](Self::delete) it. For other clients, the key is an error (`Protocol`). A
-    /// holder of the key loses its lock.
+    /// Sets one key, as another library does when it acquires a lock. `expires_in` is the ttl; `None` is no ttl. `key`
+    /// is the full name in Redis, with the prefix. A client with [`Builder::compatible_with`] then finds its lock taken
+    /// by a hash, and waits until the key expires or a test [deletes](Self::delete) it. For other clients, the key is
+    /// an error (`Protocol`). A holder of the key loses its lock.
     ///
     /// ```
     /// # use std::time::Duration;

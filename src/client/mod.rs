@@ -65,7 +65,7 @@ const CLAIM_RESERVE: usize = 1_024;
 ///
 /// | client of | threads |
 /// |---|---|
-/// | one server | four: timers, renewals, releases, notifications. A fifth one for renewals, once two of them have overlapped |
+/// | one server | four: timers, renewals, releases, notifications. A fifth, once two renewals have overlapped |
 /// | a Redis Cluster | four, two for each master that the client uses, and one more for each master but the first once the client has renewed locks there |
 /// | a [quorum](Client::quorum) | four, and two for each node |
 /// | a [`MemoryStore`](crate::MemoryStore) | three |
@@ -96,7 +96,7 @@ const CLAIM_RESERVE: usize = 1_024;
 #[derive(Clone)]
 pub struct Client(Arc<ClientInner>);
 
-/// The parts of a client. Dropping it shuts the client down, but not in a forked child.
+/// The state that the clones of a client share. Its drop shuts the client down, but not in a forked child.
 struct ClientInner {
     /// `None` only during the drop of this struct.
     handle: Option<Handle>,
@@ -113,7 +113,7 @@ pub(crate) enum Server {
     MemoryQuorum(Vec<Arc<MemoryServer>>),
 }
 
-/// The parts of a client. Its drop shuts the client down: it waits until Redis has confirmed the releases.
+/// The parts of a client. Its drop shuts the client down, and waits until Redis has confirmed the releases.
 pub(crate) struct Handle {
     number: u64,
     /// The address of the server, for debug output.
@@ -302,8 +302,8 @@ impl Client {
 
     /// The semaphore named `key` with `permits` permits, 1 to 10,000. Does no I/O. For an invalid key or number, the
     /// calls on the semaphore fail with `InvalidKey` or `InvalidConfig`. The key must not be that of a
-    /// [read-write lock](Self::rw_lock), since readers and permits do not share a key. A [`mutex`](Self::mutex) with the
-    /// same key excludes all permits.
+    /// [read-write lock](Self::rw_lock), since readers and permits do not share a key. A [`mutex`](Self::mutex) with
+    /// the same key excludes all permits.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -434,9 +434,9 @@ impl Client {
         all
     }
 
-    /// The locks in Redis under this client's prefix whose names begin with `start`, in no order: of all clients, with
-    /// their holders. For diagnosis only: a lock that is acquired or released during the list may be in it or not, and
-    /// a lock may be in it twice.
+    /// The locks in Redis under this client's prefix whose names begin with `start`, with their holders. The list
+    /// contains the locks of all clients, in no order. For diagnosis only: a lock that is acquired or released during
+    /// the list may be in it or not, and a lock may be in it twice.
     ///
     /// The list is read part by part (`SCAN`, for 500 keys at a time), so it delays other clients by less than a
     /// millisecond at a time. Redis visits *all* keys of its database, so the list takes time if the database has
@@ -485,9 +485,9 @@ impl Client {
     /// At the end, the lock passes to a waiting thread of this client without a request to Redis, as often and for as
     /// long as [`Builder::max_hand_offs`](crate::Builder::max_hand_offs) and
     /// [`Builder::hand_off_time`](crate::Builder::hand_off_time) allow. Otherwise this call releases it in Redis and
-    /// waits for the reply. A release in Redis also finds a loss of which no notification has arrived yet. Before it
-    /// passes a lock on, the client only checks that the lock is still valid, and that it has not been notified of a
-    /// loss.
+    /// waits for the reply. A release in Redis also finds a loss of which no notification has arrived yet. Before the
+    /// client passes a lock on, it only checks that the lock is still valid, and that no notification of a loss has
+    /// arrived.
     ///
     /// # Errors
     /// The errors of [`Mutex::lock`], and `LeaseLost` if the client finds that the lock was lost before `work`
@@ -612,13 +612,13 @@ impl Client {
         Ok(self.running()?.backend.store.nodes())
     }
 
-    /// Checks the settings of Redis and of this client, and returns those that may cost locks: eviction, missing
-    /// persistence, a replica or Sentinel in place of a primary, an address that leads to several servers, a proxy
-    /// without scripts, the version, a small tracking table, and a `command_timeout` that is too long for the `ttl`. A
-    /// finding is not an error. If an ACL forbids a part of the check, a finding reports that; `leasehold acl` prints
-    /// the rights of a full check (`environment-check`). The check opens a connection of its own, and takes one round
-    /// trip after the login. It then connects up to seven times more, within another `command_timeout`, to find several
-    /// servers.
+    /// Checks the settings of Redis and of this client, and returns those with which locks can be lost: eviction,
+    /// missing persistence, a replica or Sentinel in place of a primary, an address that leads to several servers, a
+    /// proxy without scripts, the version, a small tracking table, and a `command_timeout` that is too long for the
+    /// `ttl`. A finding is not an error. If an ACL forbids a part of the check, a finding reports that; `leasehold acl`
+    /// prints the rights of a full check (`environment-check`). The check opens a connection of its own, and takes one
+    /// round trip after the login. It then connects up to seven times more, within another `command_timeout`, to find
+    /// several servers.
     ///
     /// On a Cluster, a call checks the masters that this client uses, one after another. If some of them cannot be
     /// checked, a finding for each contains the reason; the call fails only if it can check none of them.
@@ -654,7 +654,7 @@ impl Client {
     /// dropped guards, Redis needs time for their releases: see the page on [performance](crate::guide::performance).
     ///
     /// On a quorum, a majority of the nodes has to confirm the releases. Then this call waits for each other node while
-    /// it makes progress, and otherwise closes the connections to it:
+    /// that node makes progress, and otherwise closes the connections to it:
     /// [a shutdown](crate::guide::quorum#a-shutdown).
     ///
     /// This call releases no held lock: the key stays until the lock's guard is dropped or the ttl ends. After the
@@ -861,7 +861,7 @@ impl Handle {
         self.watchdog.start_checks(&self.threads)
     }
 
-    /// Adds an observer of an election. The first one starts the thread of all observers.
+    /// Adds an observer of an election. The first observer starts the thread that all observers share.
     pub(crate) fn observe(
         &self,
         lock: &Key,
@@ -931,7 +931,7 @@ fn check_environment(
 pub(crate) struct FirstConnection(PlainMutex<Option<Box<dyn FnOnce() + Send>>>);
 
 impl FirstConnection {
-    /// Handles a connection: runs the task after the first one.
+    /// Reports a connection. The first call runs the task.
     pub(crate) fn report(&self) {
         let action = self.0.lock().take();
         if let Some(action) = action {
@@ -962,7 +962,7 @@ fn environment_check(
     };
     move || {
         if let Some(threads) = threads.upgrade() {
-            // Without a thread, the check is left out.
+            // If the system cannot start the thread, the client leaves the check out.
             let _ = threads.spawn("leasehold-environment", check);
         }
     }

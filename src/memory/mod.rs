@@ -141,7 +141,7 @@ impl MemoryServer {
     pub fn advance_all(nodes: &[Arc<Self>], by: Duration) {
         nodes[0].clock.advance(by);
         nodes.iter().for_each(|node| node.handle_moved_clock());
-        // Each client has the same listener on all nodes, and it is called once.
+        // Each client has one listener for all nodes, so the listeners of the first node are those of all clients.
         for listener in nodes[0].listeners() {
             listener.clock_moved();
         }
@@ -154,8 +154,8 @@ impl MemoryServer {
         });
     }
 
-    /// Sets how far the time in replies is ahead, up to [`LONGEST_AHEAD`]. Keys still expire by the clock that all
-    /// nodes share.
+    /// Sets how far the time in replies is ahead, up to [`LONGEST_AHEAD`]. Keys still expire according to the clock
+    /// that all nodes share.
     pub fn set_ahead(&self, by: Duration) {
         let micros = by.min(LONGEST_AHEAD).as_micros() as u64;
         self.ahead.store(micros, Ordering::Relaxed);
@@ -530,7 +530,7 @@ impl Store for MemoryNode {
     }
 
     fn send_release(&self, release: Release) {
-        // The reply is ignored: no caller waits for it.
+        // Callers do not wait for the reply.
         let _ = self.carry_out(&Command::Release(release), None);
     }
 

@@ -163,8 +163,8 @@ impl Outage {
         self.state.lock().pending_of(holder)
     }
 
-    /// Waits until no release of a client is pending. Returns false after `deadline`, by the clock of this machine: a
-    /// test may have stopped the server's clock.
+    /// Waits until no release of a client is pending. Returns false after `deadline` according to the clock of this
+    /// machine, since a test may have stopped the server's clock.
     pub fn wait_for_releases(&self, holder: &HolderId, deadline: MonotonicTime) -> bool {
         let mut state = self.state.lock();
         while state.pending_of(holder) > 0 {

@@ -48,8 +48,8 @@ impl Process {
     }
 }
 
-/// Counts one client of this process until the client and its last thread have ended. Then the drop takes the client
-/// off the count.
+/// Counts one client of this process. The client and each of its threads share the guard. The last of them drops it,
+/// which takes the client off the count.
 pub struct ForkGuard(Process);
 
 impl ForkGuard {

@@ -30,7 +30,7 @@ pub fn call_each<I: Sync, T: Send>(
             let of_thread = sender.clone();
             match thread.spawn_scoped(scope, move || call_one(index, &of_thread)) {
                 Ok(thread) => threads.push(thread),
-                // The system starts no further thread, so this thread makes the call.
+                // The system cannot start another thread, so this thread makes the call.
                 Err(_) => call_one(index, &sender),
             }
         }
@@ -55,7 +55,7 @@ pub struct ThreadGroup {
     ended: Receiver<()>,
     /// Each thread has a clone, so the client is counted until its last thread has ended.
     fork_guard: Arc<ForkGuard>,
-    /// How many further threads a test lets start. Shared with the clones of this group.
+    /// The number of threads that a test still allows to start. Shared with the clones of this group.
     #[cfg(test)]
     pub may_start: Arc<std::sync::atomic::AtomicUsize>,
 }
@@ -95,7 +95,7 @@ impl ThreadGroup {
         spawned.map(drop).map_err(|error| no_thread(name, error))
     }
 
-    /// Counts a start of a thread. Returns false if the test lets no further thread start.
+    /// Counts the start of a thread. Returns false if the test does not allow the start.
     #[cfg(test)]
     fn take_start(&self) -> bool {
         use std::sync::atomic::Ordering::SeqCst;
@@ -115,7 +115,7 @@ impl ThreadGroup {
     }
 }
 
-/// The error if the system starts no further thread.
+/// The error of a thread that the system could not start.
 fn no_thread(name: &str, error: io::Error) -> Error {
     let message =
         format!("cannot start the thread {name}; check the limits on threads of this process");

@@ -78,7 +78,7 @@ pub enum EnvironmentWarning {
     },
     /// The server is a replica, which accepts no locks.
     Replica {
-        /// The address of its primary, if the server tells it.
+        /// The address of its primary, if the server reports it.
         primary: Option<String>,
     },
     /// The server is a Sentinel, which stores no locks.
@@ -156,7 +156,7 @@ const TESTED: &str =
     "Redis 6.2, Redis 7.0, Redis 8.0, Redis 8.6, Valkey 8.0, Valkey 8.1, Valkey 9.x";
 
 impl EnvironmentWarning {
-    /// The warning about a server with this name (`redis`, `valkey`) and version. `None` if it is a tested one.
+    /// The warning about a server with this name (`redis`, `valkey`) and version. `None` for a tested version.
     pub(crate) fn from_version(name: &str, version: &str) -> Option<Self> {
         let name = match name {
             "redis" => "Redis",
@@ -285,7 +285,7 @@ impl fmt::Display for EnvironmentWarning {
                 "`{setting}` is {value}, and `assume_durable_nodes` is set: after a restart, this node may have lost locks, \
                  and grants them again; set `appendonly yes` and `appendfsync always`, or do not use `assume_durable_nodes`"
             ),
-            // The error has the next step.
+            // The text of the error contains the next step.
             Self::ServerNotChecked { reason } => write!(f, "was not checked: {reason}"),
         }
     }

@@ -30,7 +30,7 @@ pub enum ErrorKind {
     /// Redis did not reply in time, so the outcome of the request is unknown. If the request acquired the lock, the
     /// client releases it later. This kind does not mean that the lock has another holder.
     Timeout,
-    /// Fewer than a majority of the nodes of a [quorum](crate::Client::quorum) agreed in time. The message has the
+    /// Fewer than a majority of the nodes of a [quorum](crate::Client::quorum) agreed in time. The message contains the
     /// answer of each node: an error, no reply, that the lock is held, or that the node may have lost its data and does
     /// not vote yet. If the request was to acquire the lock, the client releases it on each node that may have it. This
     /// kind does not mean that a majority reports another holder.
@@ -66,25 +66,31 @@ pub enum ErrorKind {
     /// On a Cluster, a key of a transaction has another slot than the lock's key. The transaction was not written. Give
     /// both keys the same hash tag: `{user1}:cart` and `{user1}:orders`.
     CrossSlot,
-    /// The operation is not supported: a transaction on a memory store; a transaction with a command that would end it;
-    /// anything but a plain lock on a [quorum](crate::Client::quorum), such as a transaction, a fenced value, a ticket
-    /// or a semaphore; a call that the page on [other libraries](crate::guide::other_libraries) calls unsupported beside
-    /// them; or the server, or a proxy, does not know a command that the call needs, such as `WAIT` for
-    /// [`Builder::replicas`](crate::Builder::replicas). The call had no effect, or its effect is undone.
+    /// The operation is not supported. The call had no effect, or its effect is undone. The operation is one of these:
+    ///
+    /// - a transaction on a memory store, or a transaction with a command that would end it;
+    /// - anything but a plain lock on a [quorum](crate::Client::quorum), such as a transaction, a fenced value, a
+    ///   ticket or a semaphore;
+    /// - with [`Builder::compatible_with`](crate::Builder::compatible_with), a call that the page on
+    ///   [other libraries](crate::guide::other_libraries) lists as unsupported;
+    /// - a call that needs a command that the server, or a proxy, does not know, such as `WAIT` for
+    ///   [`Builder::replicas`](crate::Builder::replicas).
     Unsupported,
     /// A setting is out of bounds. The message names the field and the value.
     InvalidConfig,
     /// The key of a lock is empty or too long, begins with `~`, or contains control characters or one of `~fence`,
-    /// `~data`, `~queue:`, `~queue{`, `~value:`, `~value{` and `~to:`. Or, beside Redisson on a Cluster, the braces in
-    /// the key of a fenced lock give its counter another slot.
+    /// `~data`, `~queue:`, `~queue{`, `~value:`, `~value{` and `~to:`. Or, for a client on a Cluster that is compatible
+    /// with Redisson's fenced locks, the braces in the key give the lock's counter another slot.
     InvalidKey,
     /// A reply with the caller's values is longer than [`Builder::max_reply_bytes`](crate::Builder::max_reply_bytes)
     /// allows. The message names that limit.
     TooLarge,
-    /// Unexpected data, in one of three cases. The key of a lock has a value that this library did not write; the
-    /// library leaves the value as it is. If that is the lock of another library, see
-    /// [`Builder::compatible_with`](crate::Builder::compatible_with). Or the server does not speak Redis' protocol. Or a
-    /// command of a transaction fails on the data in Redis.
+    /// Unexpected data, in one of three cases:
+    ///
+    /// - The key of a lock has a value that this library did not write. The library leaves the value as it is. If the
+    ///   value is the lock of another library, see [`Builder::compatible_with`](crate::Builder::compatible_with).
+    /// - The server does not speak Redis' protocol.
+    /// - A command of a transaction fails on the data in Redis.
     Protocol,
 }
 
@@ -274,7 +280,7 @@ impl Error {
         self
     }
 
-    /// The reason for which a node of a Cluster refused the request before it did anything.
+    /// The reason for which a node of a Cluster refused the request. The node did not carry out the request.
     pub(crate) fn redirect(&self) -> Option<&Redirect> {
         self.0.redirect.as_deref()
     }
@@ -285,7 +291,8 @@ impl Error {
         self
     }
 
-    /// Whether this is the error of a release whose earlier attempt got no reply. Redis may have carried that attempt out.
+    /// Whether this is the error of a release whose earlier attempt got no reply. Redis may have carried out that
+    /// attempt.
     pub(crate) fn is_of_repeat(&self) -> bool {
         self.0.is_of_repeat
     }

@@ -32,8 +32,8 @@ pub struct EventLock<'a> {
 ///
 /// `acquired`, `contended`, `limits_differ`, `foreign_holder`, `unavailable`, `released` and `write_refused` run on the
 /// thread that has called the library. The other methods run on the client's callback thread. During the call, the
-/// library holds none of its own mutexes, and it drops a panic of a method. Keep the methods short: a slow method delays
-/// its caller, or later callbacks, but never a renewal. If too many events are queued, some events are
+/// library holds none of its own mutexes. It catches and ignores the panics of methods. Keep the methods short: a slow
+/// method delays its caller, or later callbacks, but never a renewal. If too many events are queued, some events are
 /// [dropped](Self::events_missed).
 ///
 /// ```
@@ -60,12 +60,13 @@ pub struct EventLock<'a> {
 pub trait EventHandler: Send + Sync + 'static {
     /// A lock was granted, or [adopted](crate::Client::adopt), after a wait of `waited`.
     fn acquired(&self, lock: EventLock<'_>, waited: Duration) {}
-    /// A lock has another holder. `expires_in` is the lock's ttl in Redis (24 h if its key has none), or the rest of the
-    /// validity if a thread of this client holds the lock. Called once per call that waits.
+    /// A lock has another holder. `expires_in` is the lock's ttl in Redis (24 h if its key has none), or the rest of
+    /// the validity if a thread of this client holds the lock. Called once per call that waits.
     fn contended(&self, lock: EventLock<'_>, expires_in: Duration) {}
-    /// A semaphore has permits under another limit than that of this call: `limit` is that of the call, and `other`
-    /// that of the newest permit. So several programs use this semaphore with different limits: see
-    /// [`Semaphore`](crate::Semaphore). Called at most once per call, if the call has to wait or is refused.
+    /// The permits of a semaphore were granted under another limit than that of this call. `limit` is the limit of the
+    /// call, and `other` is the limit of the newest permit. So several programs use this semaphore with different
+    /// limits: see [`Semaphore`](crate::Semaphore). Called at most once per call, if the call has to wait or is
+    /// refused.
     ///
     /// ```
     /// # use std::sync::Mutex;
@@ -88,14 +89,15 @@ pub trait EventHandler: Send + Sync + 'static {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     fn limits_differ(&self, lock: EventLock<'_>, limit: u32, other: u32) {}
-    /// Another library holds a lock that this client asked for: with
-    /// [`Builder::compatible_with`](crate::Builder::compatible_with) only. `redis_type` is the type of its key as `TYPE`
-    /// names it, and `expires_in` the ttl, if the key has one. Called once for each holder, even if several calls
-    /// wait for it. The client tells strings and locks of Redisson apart; two other holders of one type look the same.
-    /// The event never has the value, which is the holder's secret.
+    /// Another library holds a lock that this client asked for. The client has this event only with
+    /// [`Builder::compatible_with`](crate::Builder::compatible_with). `redis_type` is the type of the lock's key as
+    /// `TYPE` names it, and `expires_in` is the key's ttl, if it has one. Called once for each holder, even if several
+    /// calls wait for the lock. The client can distinguish two holders if their keys are strings or locks of Redisson;
+    /// otherwise, two holders with keys of one type look the same. The event never contains the key's value, which is
+    /// the holder's secret.
     ///
-    /// Each key counts as a lock, whatever its value. So if this event names a key with data, and the data stays, the
-    /// lock has the name of that key by mistake.
+    /// A key counts as a lock, whatever its value is. So if this event names a key that contains data, and the data
+    /// stays, a program has given a lock the name of that key by mistake.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -127,8 +129,8 @@ pub trait EventHandler: Send + Sync + 'static {
     /// ```
     fn foreign_holder(&self, lock: EventLock<'_>, redis_type: &str, expires_in: Option<Duration>) {}
     /// A guard ended after it was held for `held`. `confirmed` is true if Redis has confirmed the release, or if the
-    /// lock was transferred to another client. It is false if the lock had been lost, if another thread of this client
-    /// has it now, or if the release is still under way.
+    /// lock was transferred to another client. It is false if the lock had been lost, if it was handed off to another
+    /// thread of this client, or if the release is still under way.
     fn released(&self, lock: EventLock<'_>, held: Duration, confirmed: bool) {}
     /// The release of a lock failed at first, because Redis is unavailable or refuses it. The client retries it in the
     /// background as long as Redis may have the key, but not after the client was shut down or dropped. Called once per

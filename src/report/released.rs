@@ -24,9 +24,9 @@ use crate::report::error::Error;
 pub enum Released {
     /// Redis has released the lock: the next waiter has the lock, or it is free.
     Confirmed,
-    /// Redis did not confirm the release. The error has the reason: Redis is away, did not reply in time, or refuses. A
-    /// thread of the client repeats the release until it is confirmed or the ttl has ended, and reports this by
-    /// [`EventHandler::release_delayed`]. Other callers wait for the ttl at most.
+    /// Redis did not confirm the release. The error contains the reason: Redis is away, did not reply in time, or
+    /// refuses. A thread of the client repeats the release until Redis confirms it or the ttl has ended, and reports
+    /// this by [`EventHandler::release_delayed`]. Other callers wait for the ttl at most.
     ///
     /// [`EventHandler::release_delayed`]: crate::EventHandler::release_delayed
     Unconfirmed(Error),

@@ -26,7 +26,7 @@ impl Backoff {
         self.next_within(self.longest)
     }
 
-    /// The same as [`next`](Self::next), with another longest pause.
+    /// The same as [`next`](Self::next), with `longest` in place of the usual longest pause.
     pub fn next_within(&mut self, longest: Duration) -> Duration {
         let pause = self.next.min(longest);
         self.next = 2 * pause;

@@ -160,7 +160,7 @@ pub(crate) fn number(text: &str) -> Option<u64> {
 pub struct HolderId(Arc<str>);
 
 impl HolderId {
-    /// Longest holder: a host name of 64 bytes, a process id, eight digits, and a reserve.
+    /// The length of the longest holder id: a host name of 64 bytes, a process id, eight digits, and a reserve.
     pub(crate) const MAX_BYTES: usize = 128;
 
     pub(crate) fn of_this_process() -> Self {

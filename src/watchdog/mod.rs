@@ -15,9 +15,10 @@
 //! differs from lease to lease. So renewals that an outage or a burst has brought together are spread within a few
 //! minutes.
 //!
-//! A worker confirms a reported loss by a renewal with a ttl of 1 ms, which leaves the ttl as it is. If Redis replies
-//! that the lease is held, the pipeline and the notification connection lead to different servers, and all connections
-//! become suspect. Without a reply, the key is read again after a second.
+//! To confirm a reported loss, a worker sends a renewal with a ttl of 1 ms, which does not change the key's ttl. If the
+//! notification connection has read the key without finding the lease, but Redis replies to the renewal that the lease
+//! is held, the two connections lead to different servers. Then all connections to the key's server become suspect. If
+//! Redis does not reply, the client reads the key again after a second.
 //!
 //! The timer thread sends no request and runs no user code.
 
@@ -195,7 +196,7 @@ impl Watchdog {
         self.scheduler.now()
     }
 
-    /// Sets the timer of `lease` to its next action, so that the lease stays alive. False once the watchdog has
+    /// Sets the timer of `lease` to its next action, so that the lease stays alive. Returns false once the watchdog has
     /// stopped.
     pub fn schedule(&self, lease: &Arc<Lease>) -> bool {
         lease.reschedule(|old, next| self.replace_timer(lease, old, next))
@@ -220,7 +221,7 @@ impl Watchdog {
         self.detach(lease, lease.mark_released(now))
     }
 
-    /// Does the same for a lease that passes to the holder of a ticket.
+    /// Does the same as [`end_lease`](Self::end_lease) for a lease that passes to the holder of a ticket.
     pub fn end_transferred(&self, lease: &Lease, now: MonotonicTime) -> Result<(), LossReason> {
         self.detach(lease, lease.mark_transferred(now)).map(drop)
     }
@@ -273,8 +274,8 @@ impl Watchdog {
         }
     }
 
-    /// Asks Redis to set the ttl of the key to `ttl`, or to the rest of the validity if that is longer, unless the key's
-    /// ttl is longer still. Waits for the reply. The wait for a renewal that is under way counts towards the time-out.
+    /// Asks Redis to set the ttl of the key to `ttl`, or to the rest of the validity if that is longer, and waits for
+    /// the reply. Never shortens the key's ttl. The wait for a renewal that is under way counts towards the time-out.
     pub fn extend(&self, lease: &Arc<Lease>, ttl: Duration) -> Result<(), Error> {
         let deadline = self.now().after(self.command_timeout);
         if !lease.begin_ttl_change(deadline, || self.now()) {
@@ -485,7 +486,7 @@ impl Watchdog {
         }
     }
 
-    /// Handles a report that the key does not contain the lease. Queues a request on a pipeline, whose reply decides
+    /// Handles a read of the key that did not find the lease. Queues a request on a pipeline, whose reply decides
     /// whether the lease is lost.
     pub fn queue_confirmation(self: &Arc<Self>, lease: Arc<Lease>) {
         self.queue_report(lease, LossReport::KeyRead);
@@ -709,8 +710,8 @@ fn renew(lease: &Lease, ttl: Duration, replicas: Option<Replicas>) -> Command {
     })
 }
 
-/// The release of a lease that ended while it was renewed. Its reply reports no loss. The time at which a `min_hold` ends
-/// follows from the token.
+/// The release of a lease that ended while the client renewed it. The reply to this release reports no loss. The time
+/// at which a `min_hold` ends follows from the token.
 fn release_after_renewal(lease: &Lease, ttl: Duration, now: MonotonicTime) -> Release {
     let grant = lease.grant();
     let min_hold = grant.options.min_hold;

@@ -23,7 +23,7 @@ const OPTIONS: Options = Options {
     renew_every: Some(SECOND),
     ..Options::USUAL
 };
-/// The timer thread, the workers that renew, the worker for tracking, and the worker for checks.
+/// The timer thread, the renewal workers, the background thread, and the thread of the checks.
 const THREADS: usize = 3 + RenewalLimits::USUAL.threads;
 
 struct World {

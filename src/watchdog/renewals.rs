@@ -28,15 +28,16 @@ use crate::util::id::LeaseId;
 use crate::util::slot::Slot;
 use crate::util::sync::{Condvar, Mutex};
 
-/// A worker takes at least this many renewals, if they are due. Redis handles such batches of all workers in half a
-/// millisecond, and then serves other clients.
+/// A worker takes at least this many renewals, if that many are due. Redis handles one such batch from each worker in
+/// half a millisecond in total, and then serves other clients.
 pub const MIN_BATCH: usize = if cfg!(all(test, shuttle)) { 1 } else { 32 };
 /// If renewals have waited for this long, a batch is as large as the store allows, which takes Redis some milliseconds.
 /// A batch grows with the time of waiting, because fewer round trips help a slow network or machine.
 const FULL_BATCH_AFTER: Duration = Duration::from_millis(250);
 
-/// On a Cluster, a worker takes at most this many renewals of one slot together. They are one script call, which costs
-/// less than one call each. With larger groups, leases of other slots that end earlier would wait longer.
+/// On a Cluster, a worker takes at most this many renewals of one slot together, and sends them in one script call.
+/// That costs less than a call for each renewal. With larger groups, leases of other slots that end earlier would wait
+/// longer.
 pub const SLOT_GROUP: usize = 16;
 
 /// The source of a report that a lease was lost. The reply to a request has to confirm the report.
@@ -179,7 +180,7 @@ impl QueueState {
     }
 
     /// Takes the renewals for one round trip, at most `at_a_time`: those of the leases that end first. On a Cluster,
-    /// each renewal takes other renewals of its slot along.
+    /// also takes other renewals of their slots.
     fn take_renewals(&mut self, now: MonotonicTime, at_a_time: usize) -> Vec<Arc<Lease>> {
         let current = self.round.take().filter(|round| round.left > 0);
         let mut round = current.unwrap_or(Round {
@@ -206,8 +207,8 @@ impl QueueState {
         taken
     }
 
-    /// On a Cluster, takes further renewals of the slot of `lease`, whose own renewal is `first`. With `first`, they
-    /// are at most [`SLOT_GROUP`] and at most `most`. Also returns the numbers of the renewals.
+    /// On a Cluster, takes further renewals of the slot of `lease`, whose own renewal is `first`. Together with
+    /// `first`, these are at most [`SLOT_GROUP`] renewals, and at most `most`. Also returns the number of each renewal.
     fn take_others_of_slot(
         &mut self,
         lease: &Lease,

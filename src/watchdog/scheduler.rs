@@ -36,7 +36,7 @@ pub struct Scheduler {
 }
 
 struct Timers {
-    /// The leases whose actions are due.
+    /// The leases, each due at its next action or at the end of its validity.
     wheel: Wheel<Option<Arc<Lease>>>,
     /// The tick until which the timer thread sleeps; an earlier timer wakes it.
     asleep_until: u64,
@@ -151,8 +151,8 @@ impl Scheduler {
         });
     }
 
-    /// Waits for work in the background: the leases to track, and whether maintenance is due. Returns `None` once the
-    /// scheduler has stopped.
+    /// Waits for work of the background thread. Returns the leases to track, and whether maintenance is due, or `None`
+    /// once the scheduler has stopped.
     pub fn wait_for_background_work(&self) -> Option<(Vec<Arc<Lease>>, bool)> {
         self.background.wait(|work| {
             let is_due = work.maintenance.take();

@@ -11,7 +11,7 @@ use crate::lease::{Lease, LeasesByKey};
 use crate::store::TrackedKey;
 use crate::util::sync::Mutex;
 
-/// The largest number of tracked leases of one client, and of elections whose keys it has tracked for observers. Redis
+/// The largest number of leases that one client tracks, and of elections whose keys it tracks for observers. Redis
 /// tracks a million keys for all clients together (`tracking-table-max-keys`), and drops random keys beyond that. Also,
 /// each renewal of a tracked key costs a notification and a read of the key.
 pub const MAX_TRACKED: usize = 10_000;

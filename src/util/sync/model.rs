@@ -1,5 +1,6 @@
-//! Locks, condition variables, sleeps and a clock for models. Each use of them is a scheduling point, where shuttle may
-//! run another thread. Time passes only in [`pass`], so a wait that only a time-out would end is found as a deadlock.
+//! Locks, condition variables, sleeps and a clock for models, which are tests that shuttle runs under many schedules of
+//! their threads. Each use of these parts is a scheduling point, where shuttle may run another thread. Time passes only
+//! in [`pass`], so a wait that only a time-out would end is found as a deadlock.
 //!
 //! The parts with synchronization of their own (the local queue, pipelines, leases, the watchdog) take their locks from
 //! `util::sync`. With `--cfg shuttle`, `model.rs` beside each part runs it under some thousand schedules. Two doubles

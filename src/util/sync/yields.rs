@@ -23,7 +23,7 @@ const LIMIT: u64 = 3 * SLOW_SCORE;
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(16);
 
-/// One for the process, since all of its clients share the cores.
+/// One `Speed` for the process, since all of its clients share the cores.
 static SPEED: Speed = Speed::new();
 
 /// The yields of one wait.
@@ -96,8 +96,8 @@ impl Speed {
         }
     }
 
-    /// Whether a thread may yield at `now`. After a pause, only the first thread that asks may, until it has recorded
-    /// its yield or another pause has passed.
+    /// Whether a thread may yield at `now`. After a pause, only the first thread that asks may yield, until it has
+    /// recorded its yield or [`FIRST_PAUSE`] has passed.
     fn admits_yields(&self, now: MonotonicTime) -> bool {
         let until = self.parks_until.load(Ordering::Relaxed);
         if until == 0 {
