@@ -1,7 +1,7 @@
 //! Busy loops beside a measurement: the machine of a service whose other threads always have work.
 //!
-//! The loops are processes, since threads of the measuring program would count as its CPU time and would be pinned with
-//! it. Linux schedules both in the same way.
+//! The loops are processes, since the CPU time of threads would count as that of the measuring program, and the threads
+//! would be pinned with it. Linux schedules threads and processes in the same way.
 
 use std::io::{self, BufRead as _, BufReader};
 use std::os::unix::process::CommandExt as _;
@@ -12,7 +12,7 @@ use crate::machine::{cores_by_preference, pin};
 
 /// The shell that owns the loops, one for each of its arguments. It prints their process ids.
 ///
-/// Its input ends when the guard is dropped, and also when the program ends in any way. It then ends the loops.
+/// Its input ends when [`BusyLoops`] is dropped, or when the program ends in any way. Then the shell ends the loops.
 const SCRIPT: &str = r#"
 trap '' HUP INT QUIT TERM
 loops=

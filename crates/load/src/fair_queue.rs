@@ -1,5 +1,5 @@
-//! A lock of one process that threads get in the order in which they asked: the limit for a lock that is fair. Only
-//! for measurements, since a panic under the lock leaves it held.
+//! A lock of one process that threads get in the order in which they asked. Its speed is the limit for a fair lock.
+//! Only for measurements, since a panic under the lock leaves it held.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -23,7 +23,8 @@ struct Turn {
     changed: Condvar,
 }
 
-/// One thread's access to the lock. Each waiting thread sleeps until the holder before it wakes it.
+/// One thread's access to the lock. A waiting thread sleeps until the previous holder releases the lock and wakes the
+/// thread.
 pub struct FairQueue {
     state: Arc<Mutex<State>>,
     turn: Arc<Turn>,

@@ -60,7 +60,7 @@ pub fn own_cpu() -> Duration {
 /// The CPU time that a server has used, from its `INFO cpu`.
 ///
 /// # Errors
-/// The text does not contain it.
+/// The text lacks the CPU time.
 pub fn server_cpu(info: &str) -> anyhow::Result<Duration> {
     let mut used = 0.0;
     for name in ["used_cpu_user", "used_cpu_sys"] {

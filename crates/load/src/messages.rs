@@ -11,9 +11,9 @@ use serde::{Deserialize, Serialize};
 pub enum Way {
     /// The raw commands on a connection per thread. The thread awaits both replies.
     Raw,
-    /// The same without awaiting the reply to the release.
+    /// The same as `Raw`, but the thread does not await the reply to the release.
     PipedRaw,
-    /// A `parking_lot` mutex with fair unlock, without Redis: only the holds that came from another thread.
+    /// A `parking_lot` mutex with fair unlock, without Redis. Counts only the holds that came from another thread.
     FairMutex,
     /// [`FairQueue`](crate::FairQueue), without Redis: the limit for a fair lock of one process.
     FairQueue,
@@ -27,12 +27,12 @@ pub enum Way {
     WithLock,
     /// rslock, a task per thread, one connection.
     Rslock {
-        /// The longest pause before the next attempt; its default is 200.
+        /// The longest pause before the next attempt; the default of the crate is 200.
         pause_ms: u32,
     },
     /// redlock, a connection for each request.
     Redlock {
-        /// The longest pause before the next attempt; its default is 200.
+        /// The longest pause before the next attempt; the default of the crate is 200.
         pause_ms: u32,
     },
 }
@@ -80,7 +80,8 @@ impl Assignment {
 pub struct Round {
     /// The start, in ns on the monotonic clock that all processes read.
     pub start: u64,
-    /// The length. After it, no lock is requested.
+    /// The length. Without a pace, threads request no lock after it. With a pace, threads that are late still send the
+    /// requests that were due in this time, until twice the length has passed.
     pub window: Duration,
     /// The times of requests. Without a pace, each thread requests a lock as soon as it has released one.
     pub pace: Option<Pace>,

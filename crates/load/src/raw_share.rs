@@ -1,5 +1,6 @@
 //! The cost of a share of a key without a library: one script that takes it and one that gives it back, on a connection
-//! of its own. A share that is refused is asked for again after a pause, so no order is kept, and writers may starve.
+//! of its own. A thread whose request is refused asks again after a pause, so requests have no order, and writers may
+//! starve.
 
 use std::thread;
 
@@ -34,7 +35,7 @@ pub enum Share {
 
 const TTL_MS: u32 = 30_000;
 
-/// KEYS: the shares, the writer. ARGV: owner, ttl, weight, limit (0: to write; a reader has no limit worth the name).
+/// KEYS: the shares, the writer. ARGV: owner, ttl, weight, limit (0 for a writer, a million for a reader).
 const TAKE: &str = "local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
@@ -87,7 +88,7 @@ impl RawShare {
         })
     }
 
-    /// Takes a share, however often that has to be tried.
+    /// Takes a share. Tries again, after pauses, until it succeeds.
     ///
     /// # Errors
     /// The errors of Redis.

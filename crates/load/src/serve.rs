@@ -20,7 +20,8 @@ use crate::waits::Waits;
 /// Runs one round with all threads or tasks of a process, which are connected. Returns a tally for each of them.
 pub type RunRound = Box<dyn FnMut(Round) -> anyhow::Result<Vec<Tally>>>;
 
-/// Carries out the orders on its input until the input ends. A failure is reported to the parent, and ends the process.
+/// Carries out the orders on its input until the input ends. Reports a failure to the parent, and then ends the
+/// process.
 pub fn serve(connect: impl FnOnce(&Assignment) -> anyhow::Result<RunRound>) -> ExitCode {
     child::run(|assignment: Assignment, rounds: Receiver<Round>| {
         if let Some(core) = assignment.core {

@@ -35,7 +35,7 @@ impl ServerStats {
     /// Reads the counts since the server started.
     ///
     /// # Errors
-    /// INFO does not contain it.
+    /// INFO lacks one of the counts.
     pub fn until_now(server: &Server) -> anyhow::Result<Self> {
         Self::read(&info(server, "all")?)
     }

@@ -1,6 +1,6 @@
-//! The messages of a process that locks and releases as often as its parent orders: `benches/quorum` measures it so.
-//! Its assignment is a list of the servers' URLs. It sends an empty [`Turns`] when it is connected, and answers each
-//! order, a number of pairs, with the [`Turns`] of these pairs.
+//! The messages of a process that locks and releases as often as its parent orders. `benches/quorum` measures such
+//! processes. Its assignment is a list of the servers' URLs. It sends an empty [`Turns`] when it is connected, and
+//! answers each order, a number of pairs, with the [`Turns`] of these pairs.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -39,8 +39,8 @@ impl Turns {
     }
 }
 
-/// Carries out the orders on the input of this process until the input ends. `connect` gets the URLs, and returns the
-/// pair.
+/// Carries out the orders on the input of this process until the input ends. `connect` gets the URLs, and returns a
+/// function that acquires and releases the lock once.
 pub fn serve_turns<P>(connect: impl FnOnce(Vec<String>) -> anyhow::Result<P>) -> ExitCode
 where
     P: FnMut() -> anyhow::Result<()>,

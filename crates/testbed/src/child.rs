@@ -59,7 +59,7 @@ pub fn say(message: &impl Serialize) -> anyhow::Result<()> {
 
 /// Tells the parent why this process is about to end.
 pub fn fail(reason: &str) {
-    // An error means that the parent has ended, so no one would read the message.
+    // An error means that the parent has ended, so the message is not needed.
     let _ = write(&Err::<(), _>(reason));
 }
 

@@ -52,15 +52,15 @@ impl OwnClock {
         Self::find()
     }
 
-    /// A command that runs `program` with the clock of `directory`, which [`set`](Self::set) sets. Call `set` before the
-    /// command starts.
+    /// A command that runs `program` with the clock of `directory`, which [`set`](Self::set) sets. Call `set` before
+    /// the command starts.
     pub fn command(&self, program: &Path, directory: &Path) -> Command {
         let mut command = Command::new("env");
         command.args(self.environment(directory)).arg(program);
         command
     }
 
-    /// Sets the clock of `directory`: how far it is ahead of the machine's clock, in µs. Programs that run see the
+    /// Sets the clock of `directory`: how far it is ahead of the machine's clock, in µs. Running programs see the
     /// change.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! A private Redis Cluster: servers of its own on 127.0.0.1, joined by commands. Moves slots and lets nodes fail over.
+//! A private Redis Cluster: servers of its own on 127.0.0.1, joined by commands. Moves slots and makes nodes fail over.
 
 use std::net::Ipv4Addr;
 use std::thread;
@@ -11,7 +11,7 @@ use crate::{Error, Proxy, Reply, Server, ServerBuilder, TlsFiles, eventually};
 const SLOTS: usize = 16_384;
 /// How long the nodes may take to agree, on a busy machine.
 const AGREE_LIMIT: Duration = Duration::from_secs(60);
-/// When a planned fail-over is asked for again: a node gives it up after 5 s.
+/// The time after which the testbed requests a planned fail-over again. A node abandons a fail-over after 5 s.
 const ASK_AGAIN: Duration = Duration::from_secs(6);
 /// How many keys are listed and moved by one command.
 const KEYS_TO_LIST: &str = "1000000";
@@ -91,7 +91,7 @@ impl ClusterBuilder {
             .server
             .in_cluster()
             .arg("cluster-node-timeout", node_timeout)
-            // No replica moves to another master. Each replica may take over, however long it was disconnected.
+            // Replicas stay with their masters. Each replica may take over, however long it was disconnected.
             .arg("cluster-migration-barrier", "100")
             .arg("cluster-replica-validity-factor", "0")
             .arg("repl-diskless-sync", "yes")
@@ -267,7 +267,7 @@ impl Cluster {
     /// The node that serves the slot of `key` now.
     ///
     /// # Panics
-    /// As [`master_of`](Self::master_of).
+    /// The panics of [`master_of`](Self::master_of).
     pub fn master_of_key(&self, key: &str) -> usize {
         self.master_of(self.slot_of(key))
     }
@@ -276,7 +276,7 @@ impl Cluster {
     /// fail-over, the old master becomes a replica a moment later.
     ///
     /// # Panics
-    /// There is none within a minute.
+    /// The node has no running replica within a minute.
     pub fn replica_of(&self, master: usize) -> usize {
         let port = format!("master_port:{}", self.nodes[master].port_for_nodes());
         let follows = |node: &Server| {
@@ -292,8 +292,8 @@ impl Cluster {
         replica.expect("the node has a replica").0
     }
 
-    /// Marks `slot` as moving to the node `to`: from now on, its present node answers `ASK` for keys that it does not
-    /// have, and `TRYAGAIN` for several keys of which it has some.
+    /// Marks `slot` as moving to the node `to`. Afterwards, the present node of the slot replies `ASK` to a command
+    /// whose keys it does not have, and `TRYAGAIN` to a command of which it has only some keys.
     ///
     /// # Errors
     /// A node does not run, or refuses the command.
@@ -342,7 +342,7 @@ impl Cluster {
                 command.push("KEYS");
                 command.extend(keys);
                 match from.command(&command)? {
-                    // A key that expired meanwhile is not moved.
+                    // The status is `OK`, or `NOKEY` if all of these keys have expired since they were listed.
                     Reply::Status(_) => {}
                     other => return Err(Error::new(format!("MIGRATE: {other}"))),
                 }
@@ -350,7 +350,7 @@ impl Cluster {
         }
     }
 
-    /// Ends the move of `slot`: the node `to` serves the slot from now on.
+    /// Ends the move of `slot`. Afterwards, the node `to` serves the slot.
     ///
     /// # Errors
     /// The errors of `begin_move`.
@@ -382,12 +382,14 @@ impl Cluster {
     /// Makes a replica of the node `master` the new master, without loss of data (`CLUSTER FAILOVER`). Returns the new
     /// master once it serves slots.
     ///
-    /// Before, waits until all running nodes agree: a replica that takes over claims the slots that its master had as
-    /// far as it knows. Just after a move, it may not know the slot yet, which then has no master, or claim it back
-    /// without its keys.
+    /// First waits until all running nodes agree, since a replica that takes over claims the slots that its master had
+    /// as far as the replica knows. Just after a slot has moved, the replica may not know of the move. If its master
+    /// has received the slot, the replica does not claim it, and the slot has no master. If its master has given the
+    /// slot away, the replica claims the slot back without the slot's keys.
     ///
     /// # Errors
-    /// The nodes do not agree within a minute. The replica refuses for a minute, or does not take over within another.
+    /// The nodes do not agree within a minute. The replica refuses for a minute, or does not take over within another
+    /// minute.
     pub fn fail_over(&self, master: usize) -> Result<usize, Error> {
         self.wait_until_ok()?;
         let replica = self.replica_of(master);

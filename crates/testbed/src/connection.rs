@@ -34,8 +34,8 @@ impl Connection {
         reply::read(&mut self.0)
     }
 
-    /// Closes the connection, and waits until the server has closed it, too: then `CLIENT LIST` no longer has it. A
-    /// server that does not answer in time was stopped meanwhile.
+    /// Closes the connection, and waits until the server has closed it, too, so that `CLIENT LIST` no longer contains
+    /// it. If the server was stopped, the wait ends with its time-out.
     pub(crate) fn close(mut self) {
         if self.0.get_ref().shutdown(Shutdown::Write).is_ok() {
             let _ = self.0.read(&mut [0]);

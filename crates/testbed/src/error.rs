@@ -1,4 +1,4 @@
-//! Errors as text that says what to do next.
+//! Errors as text that contains the next step.
 
 use std::{fmt, io};
 

@@ -44,7 +44,7 @@ impl Flow {
         self.queued
     }
 
-    /// Whether nothing will ever be delivered again.
+    /// Whether this direction will deliver no more bytes.
     pub(crate) fn is_over(&self) -> bool {
         self.closed || (self.ended && self.refused)
     }

@@ -41,7 +41,8 @@ pub(crate) fn free() -> io::Result<u16> {
     Ok(listen()?.local_addr()?.port())
 }
 
-/// As [`free`], for a node of a Cluster: the port of its bus, 10,000 higher, was free, too, and is in the same range.
+/// The same as [`free`], for a node of a Cluster: the port of its bus, 10,000 higher, was free, too, and is in the same
+/// range.
 pub(crate) fn free_with_bus() -> io::Result<u16> {
     let mut outcome = Err(io::Error::other("no port was tried"));
     for _ in RANGE {

@@ -75,14 +75,14 @@ impl<M: DeserializeOwned + Send + 'static> Process<M> {
     /// Sends an order.
     ///
     /// # Errors
-    /// The process has ended: the reason that it gave, if it gave one.
+    /// The process has ended. The error contains the reason that the process gave, if it gave one.
     pub fn order(&mut self, order: &impl Serialize) -> anyhow::Result<()> {
         let mut line = serde_json::to_string(order)?;
         line.push('\n');
         let Err(error) = self.orders.write_all(line.as_bytes()) else {
             return Ok(());
         };
-        // The last message says why the process ended.
+        // The last message contains the reason why the process ended.
         while self.try_message(LAST_WORDS)?.is_some() {}
         Err(error).with_context(|| format!("{} accepts no orders", self.name))
     }
@@ -116,14 +116,15 @@ impl<M: DeserializeOwned + Send + 'static> Process<M> {
     /// Waits for the process to end by itself, with success.
     ///
     /// # Errors
-    /// The process fails: the reason that it gave, if it gave one. Or it does not end within `limit`.
+    /// The process fails, or does not end within `limit`. The error of a failure contains the reason that the process
+    /// gave, if it gave one.
     pub fn finish(mut self, limit: Duration) -> anyhow::Result<()> {
         let status = self.status(limit)?;
         if status.success() {
             return Ok(());
         }
         let reason = loop {
-            // The last message says why the process ended.
+            // The last message contains the reason why the process ended.
             match self.try_message(LAST_WORDS) {
                 Ok(Some(_)) => {}
                 Ok(None) => break format!("{} has ended by itself", self.name),

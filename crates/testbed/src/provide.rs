@@ -25,7 +25,7 @@ static INSTALLED: OnceLock<PathBuf> = OnceLock::new();
 pub enum Install {
     /// With the system's package manager.
     Allowed,
-    /// Never: a missing server is an error that says what to do.
+    /// Never: a missing server is an error that contains the next step.
     Forbidden,
 }
 
@@ -44,8 +44,8 @@ pub fn find_server() -> Option<PathBuf> {
 /// be on PATH.
 ///
 /// # Errors
-/// There is no server and none may or can be installed, or `LEASEHOLD_REDIS_SERVER` names something that
-/// cannot be run; the error says what to do.
+/// There is no server and none may or can be installed, or `LEASEHOLD_REDIS_SERVER` names something that cannot be run.
+/// The error contains the next step.
 pub fn provide_server(install: Install) -> Result<PathBuf, Error> {
     let environment = Environment::current();
     if environment.chosen.is_none()

@@ -74,12 +74,12 @@ impl Proxy {
         self.fault(|faults| faults.black_hole = on);
     }
 
-    /// As [`black_hole`](Proxy::black_hole), for the direction to the server only.
+    /// The same as [`black_hole`](Proxy::black_hole), for the direction to the server only.
     pub fn hold_requests(&self, on: bool) {
         self.fault(|faults| faults.hold_requests = on);
     }
 
-    /// As [`black_hole`](Proxy::black_hole), for the direction from the server only.
+    /// The same as [`black_hole`](Proxy::black_hole), for the direction from the server only.
     pub fn hold_replies(&self, on: bool) {
         self.fault(|faults| faults.hold_replies = on);
     }
@@ -96,9 +96,9 @@ impl Proxy {
         self.relay.with(|state| state.cut_all());
     }
 
-    /// Waits for `silence`, and then forgets each connection on which no byte has come since the call, as load balancers
-    /// do: the proxy swallows all further bytes of these connections, and closes neither end. Returns how many
-    /// connections it has forgotten.
+    /// Waits for `silence`, and then forgets each connection on which no byte has come since the call, as load
+    /// balancers do: the proxy delivers no further bytes of these connections, and leaves both ends open. Returns how
+    /// many connections it has forgotten.
     pub fn forget_silent(&self, silence: Duration) -> usize {
         let before = self.relay.with(|state| state.traffic());
         thread::sleep(silence);
@@ -110,14 +110,13 @@ impl Proxy {
         self.fault(|faults| faults.refuse = on);
     }
 
-    /// Passes new connections to the server at `upstream_port` from now on; existing ones stay where they
-    /// are.
+    /// Makes the proxy pass new connections to the server at `upstream_port`. Existing connections stay where they are.
     pub fn redirect(&self, upstream_port: u16) {
         self.balance(&[upstream_port]);
     }
 
-    /// Passes new connections to the servers at these ports in turn from now on, as a balancer does; existing ones stay
-    /// where they are.
+    /// Makes the proxy pass new connections to the servers at these ports in turn, as a load balancer does. Existing
+    /// connections stay where they are.
     ///
     /// # Panics
     /// There is no port.

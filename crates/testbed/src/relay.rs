@@ -53,7 +53,7 @@ struct Pair {
     client: Arc<TcpStream>,
     server: Arc<TcpStream>,
     connected: bool,
-    /// The bytes of this connection are held back for good.
+    /// Whether the proxy delivers no further bytes of this connection.
     forgotten: bool,
     requests: Flow,
     replies: Flow,

@@ -9,8 +9,8 @@ use crate::{Error, Reply, Server, ServerBuilder, TlsFiles, eventually};
 const NAME: &str = "mymaster";
 /// How long the sentinels may take to agree, on a busy machine.
 const AGREE_LIMIT: Duration = Duration::from_secs(90);
-/// After this time, the sentinels have given a slow fail-over up: two steps of it have their `failover-timeout` each, and
-/// the other sentinels learn of its end within some seconds.
+/// The time after which the sentinels have abandoned a slow fail-over. Two of its steps may take one `failover-timeout`
+/// each, and the other sentinels learn of its end within some seconds.
 const GIVEN_UP: Duration = Duration::from_secs(15);
 const POLL: Duration = Duration::from_millis(10);
 
@@ -140,7 +140,7 @@ impl SentinelGroup {
     /// Starts a primary, two replicas and three sentinels, and waits until they work.
     ///
     /// # Errors
-    /// As those of [`SentinelGroupBuilder::start`].
+    /// The errors of [`SentinelGroupBuilder::start`].
     pub fn start() -> Result<Self, Error> {
         Self::builder().start()
     }
@@ -164,7 +164,7 @@ impl SentinelGroup {
         self.url_of(&all)
     }
 
-    /// As [`url`](Self::url), with the addresses of these sentinels. With TLS, `rediss+sentinel://`.
+    /// The same as [`url`](Self::url), with the addresses of these sentinels. With TLS, `rediss+sentinel://`.
     pub fn url_of(&self, sentinels: &[usize]) -> String {
         let scheme = if self.has_tls { "rediss" } else { "redis" };
         let host = |index: &usize| format!("127.0.0.1:{}", self.port_of(&self.sentinels[*index]));
@@ -197,7 +197,7 @@ impl SentinelGroup {
         &mut self.sentinels[index]
     }
 
-    /// The primary by a majority of the sentinels. `None` while there is no majority.
+    /// The primary according to a majority of the sentinels. `None` while there is no majority.
     pub fn primary(&self) -> Option<usize> {
         let named: Vec<usize> = self
             .sentinels
@@ -211,7 +211,7 @@ impl SentinelGroup {
     }
 
     /// Makes the sentinels promote a replica, although the primary works. Returns the index of the new primary. If the
-    /// machine is too busy, the sentinels give the fail-over up, and this function begins another one.
+    /// machine is too busy, the sentinels abandon the fail-over, and this function begins another one.
     ///
     /// # Errors
     /// The sentinels name no primary for 90 s, or no fail-over ends within 90 s.
@@ -234,8 +234,8 @@ impl SentinelGroup {
         }
     }
 
-    /// Waits until a majority of the sentinels names another primary than `before`, and this server says that it is a
-    /// primary. Returns its index.
+    /// Waits until a majority of the sentinels names another primary than `before`, and this server reports that it is
+    /// a primary. Returns the index of the server.
     ///
     /// # Errors
     /// The same server is the primary for 90 s.
@@ -373,7 +373,7 @@ impl SentinelGroup {
     }
 }
 
-/// The role that a server has by its own account.
+/// The role that a server itself reports.
 fn role_of(server: &Server) -> Option<&'static str> {
     let Ok(Reply::Array(role)) = server.command(&["ROLE"]) else {
         return None;

@@ -23,8 +23,9 @@ const PORT_LIMIT: usize = 20;
 /// How long another program may use the port of a server that restarts.
 const PORT_BACK_LIMIT: Duration = Duration::from_secs(10);
 
-/// A redis-server (or valkey-server) of its own: a free port on 127.0.0.1, no persistence, a temporary directory.
-/// Dropping it ends the process and removes the directory. The same happens if the program that started it is killed.
+/// A private redis-server (or valkey-server) with a free port on 127.0.0.1 and a temporary directory, without
+/// persistence. Dropping it ends the process and removes the directory. The same happens if the program that started it
+/// is killed.
 pub struct Server {
     // Dropped before the directory, so the server ends first.
     keeper: Option<Keeper>,
@@ -153,7 +154,7 @@ impl Server {
         assert!(stopped, "process {} does not stop after SIGSTOP", self.pid);
     }
 
-    /// Lets a stopped process run again with SIGCONT.
+    /// Resumes a stopped process with SIGCONT.
     ///
     /// # Panics
     /// When the process is not running.
@@ -182,8 +183,8 @@ impl Server {
         self.keeper = None;
     }
 
-    /// Starts the server again, empty, on the same port and directory, and waits until it replies. A running
-    /// server is killed first.
+    /// Starts the server again, on the same port and directory, and waits until it replies. The server is empty, unless
+    /// a setting has switched persistence on. Kills a running server first.
     ///
     /// # Errors
     /// The errors of [`start`](Server::start). In addition: another program has used the port for 10 s.
@@ -199,10 +200,10 @@ impl Server {
         }
     }
 
-    /// As [`restart`](Server::restart), with another line in redis.conf: see [`ServerBuilder::arg`].
+    /// The same as [`restart`](Server::restart), with another line in redis.conf: see [`ServerBuilder::arg`].
     ///
     /// # Errors
-    /// Those of [`restart`](Server::restart).
+    /// The errors of [`restart`](Server::restart).
     pub fn restart_with(
         &mut self,
         directive: impl Into<String>,
@@ -373,7 +374,7 @@ fn is_stopped(pid: u32) -> bool {
 fn state(pid: u32) -> Option<char> {
     if Path::new("/proc/self/stat").exists() {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        // The state comes after the name, which stands in brackets and may contain brackets and spaces.
+        // The state comes after the name, which is in brackets and may contain brackets and spaces.
         return stat.rsplit(')').next()?.trim_start().chars().next();
     }
     let output = Command::new("ps")

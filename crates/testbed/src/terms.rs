@@ -43,12 +43,12 @@ pub struct Term {
 pub struct Crowd {
     /// The last of these holders to enter.
     pub newest: usize,
-    /// The holders that held the key when it entered.
+    /// The holders that held the key when `newest` entered.
     pub others: Vec<usize>,
 }
 
-/// A holder that entered before another one, although the other one was in the queue before the first one asked. The
-/// numbers are indexes of terms.
+/// Two holders that entered in the wrong order: the other was in the queue before the first asked. The numbers are
+/// indexes of terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Overtaking {
     /// The holder that entered first.
@@ -57,8 +57,8 @@ pub struct Overtaking {
     pub overtaken: usize,
 }
 
-/// Whether all these may hold a key together: one alone, or any number of readers, or permits up to the greatest limit
-/// in use.
+/// Whether holders with these shares may hold a key together: one holder alone, or any number of readers, or permits up
+/// to the greatest of their limits.
 pub fn admits(shares: impl IntoIterator<Item = Share>) -> bool {
     let (mut alone, mut readers, mut weights, mut greatest) = (0, 0, 0_u64, 0_u64);
     for share in shares {
@@ -99,8 +99,9 @@ pub fn crowds(terms: &[Term]) -> Vec<Crowd> {
     found
 }
 
-/// Finds the terms of one key whose holder was certainly overtaken: when the first holder entered, the overtaken one
-/// cannot have held the key already, beside all holders of that time.
+/// Finds the terms of one key whose holder was certainly overtaken. A holder may have got the key before its term
+/// begins. So it counts as overtaken only if its share does not fit beside those of all holders of the moment at which
+/// the first holder entered.
 pub fn overtakings(terms: &[Term]) -> Vec<Overtaking> {
     let mut found = Vec::new();
     for (first, early) in terms.iter().enumerate() {
@@ -121,7 +122,7 @@ pub fn overtakings(terms: &[Term]) -> Vec<Overtaking> {
 }
 
 /// Finds terms of one key that together have more permits than `limit`, and that were certainly granted within less
-/// than `window`: each was asked for and granted between two moments.
+/// than `window`: each was requested and granted between two moments that are less than `window` apart.
 pub fn bursts(terms: &[Term], limit: u32, window: u64) -> Vec<Vec<usize>> {
     let weight = |share| match share {
         Share::Permits { weight, .. } => weight,
