@@ -1,5 +1,5 @@
-//! `cargo xtask fuzz`: runs the tests that generate inputs again and again, with other inputs, until the time
-//! is up or a test fails. It runs all unit tests of the library whose names contain `fuzz_`.
+//! `cargo xtask fuzz`: runs the tests that generate inputs again and again, with new inputs, until the time is up or a
+//! test fails. It runs all unit tests of the library whose names contain `fuzz_`.
 
 use std::fs::File;
 use std::io::{Read as _, Seek as _};

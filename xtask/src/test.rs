@@ -76,7 +76,7 @@ const STATIC_CHECKS: [Check; 3] = [
     ),
 ];
 
-/// Runs where cargo-deny is installed. The first command downloads the dependencies of other platforms.
+/// This check runs only where cargo-deny is installed. The first command downloads the dependencies of other platforms.
 const DEPENDENCIES: Check = check(
     "dependencies",
     &[

@@ -6,8 +6,8 @@ use std::time::Duration;
 use leasehold_load::{Keys, Way};
 
 pub struct Case {
-    /// Says how many threads or processes there are, and how the case differs from a key for each of them, released at
-    /// once.
+    /// Names the number of threads or processes, and the differences from the usual case, in which each thread has its
+    /// own key and releases it at once.
     pub name: &'static str,
     pub processes: usize,
     /// Threads of each process.
@@ -121,7 +121,8 @@ const CONTENDED_BY_THREADS: [Way; 10] = [
     EAGER_REDLOCK,
 ];
 
-// Beside busy loops, a run leaves out what no goal and no text compares there: the run would become too long.
+// Beside busy loops, a run leaves out the ways that no goal and no text compares there. Otherwise the run would take
+// too long.
 const UNCONTENDED_BUSY: [Way; 5] = [Way::Raw, Way::Limit, Way::Drop, Way::Unlock, RSLOCK];
 const CONTENDED_BY_PROCESSES_BUSY: [Way; 4] = [Way::Raw, Way::Drop, Way::Unlock, EAGER_RSLOCK];
 const CONTENDED_BY_THREADS_BUSY: [Way; 6] = [
@@ -134,7 +135,8 @@ const CONTENDED_BY_THREADS_BUSY: [Way; 6] = [
 ];
 
 impl Case {
-    /// The raw commands come first: all other ways are compared with them.
+    /// The ways that a run can measure in this form. The raw commands come first, since a run compares all other ways
+    /// with them.
     pub fn ways(&self, form: Form) -> &'static [Way] {
         match (form, self.keys, self.processes) {
             (Form::Quiet, Keys::Own, _) => &UNCONTENDED,

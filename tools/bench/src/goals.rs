@@ -117,7 +117,8 @@ const QUIET_GOALS: [Goal; 16] = [
     ),
 ];
 
-/// The workloads that have goals beside busy loops: each way that has a goal on a quiet machine, and threads that want one key.
+/// The workloads that have goals beside busy loops: each way that has a goal on a quiet machine, and threads that want
+/// one key.
 const BUSY_WORKLOADS: [(&str, Way); 12] = [
     ("1-thread-one-core", Way::Drop),
     ("1-thread-one-core", Way::Unlock),

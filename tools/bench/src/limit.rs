@@ -68,7 +68,7 @@ impl Waiter {
                 NOTHING => thread::park_timeout(SILENCE),
                 signal => return Ok(signal),
             }
-            // If a leader fails, its own error says why. The threads that wait for it end here.
+            // If a leader fails, its own error reports why. The threads that wait for it end here.
             ensure!(started.elapsed() < SILENCE, "no reply came");
         }
     }
@@ -145,7 +145,7 @@ impl Limit {
         self.write_releases(&mut state)
     }
 
-    /// Writes releases. No thread waits for their replies, which the next leader reads.
+    /// Writes releases. Threads do not wait for the replies, which the next leader reads.
     fn write_releases(&self, pipeline: &mut Pipeline) -> anyhow::Result<()> {
         let wire = pipeline.wire.as_mut().context("nobody leads")?;
         if pipeline.queue.is_empty() || wire.unanswered >= MAX_UNANSWERED {

@@ -112,15 +112,15 @@ impl Locker for Closure {
     }
 }
 
-/// The limit for threads of one process that pass one lock on.
+/// A mutex with fair unlock: the limit for threads of one process that pass one lock on.
 struct FairMutex {
     /// The thread that held the mutex last.
     last: Arc<parking_lot::Mutex<Option<usize>>>,
     seat: usize,
 }
 
-/// For how long a thread tries to get the mutex from another thread. At the end of a round, no other thread may be
-/// left.
+/// For how long a thread tries to get the mutex from another thread. At the end of a round, this thread may be the only
+/// one left.
 const PATIENCE: Duration = Duration::from_millis(50);
 
 impl Locker for FairMutex {

@@ -12,11 +12,11 @@ use crate::programs::Programs;
 /// The time from the start order to the start of a round, in which a process receives the order and starts its threads.
 const NOTICE: Duration = Duration::from_millis(20);
 const NOTICE_PER_THREAD: Duration = Duration::from_micros(200);
-/// How many times longer that takes where every core also has a busy loop.
+/// The factor by which these times are longer if each core also has a busy loop.
 const BESIDE_LOOPS: u32 = 3;
 /// The length of a round that is not measured, in which scripts are loaded and connections are made.
 const WARM_UP: Duration = Duration::from_millis(60);
-/// How long a process may be silent, beyond the time of its work.
+/// How long a process may be silent, including the time of its work.
 const SILENCE: Duration = Duration::from_secs(60);
 
 pub struct ProcessGroup {

@@ -1,6 +1,6 @@
-//! Runs one case: in each round, all ways in turn, so that other load on the machine affects all alike. In the first
-//! part, each way is as fast as it can be, first on the quiet machine and then beside busy loops. In the second part, on
-//! the quiet machine, all ways have the same rate, which each can keep.
+//! Runs one case. Each round runs all ways in turn, so that other load on the machine affects all ways alike. In the
+//! first part, each way is as fast as it can be, first on the quiet machine and then beside busy loops. In the second
+//! part, on the quiet machine, all ways that can keep a fixed rate have this rate.
 
 use std::time::Duration;
 
@@ -152,7 +152,7 @@ fn rows(name: &str, groups: &[ProcessGroup], rounds: &RoundsOfGroups) -> anyhow:
 /// has its own processes, since a client that has noticed busy loops does not yield for some seconds afterwards.
 struct Scene {
     form: Form,
-    /// Ends the clients before the server.
+    /// Dropped before the server, so that the clients end first.
     groups: Vec<ProcessGroup>,
     rounds: RoundsOfGroups,
     server: Server,
@@ -175,7 +175,7 @@ impl Scene {
         })
     }
 
-    /// All rounds so far.
+    /// Takes out all rounds so far.
     fn take_rounds(&mut self) -> RoundsOfGroups {
         self.rounds.iter_mut().map(std::mem::take).collect()
     }
@@ -225,7 +225,7 @@ impl Turns<'_> {
         Ok(())
     }
 
-    /// Measures once more at a rate that all ways of the rows can keep, and adds the waits to the rows.
+    /// Measures the ways that can keep a fixed rate once more, at that rate, and adds the waits to their rows.
     fn paced(
         &self,
         case: &Case,

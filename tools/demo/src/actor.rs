@@ -23,7 +23,7 @@ impl Actor {
         Ok(Self(process))
     }
 
-    /// The fencing token of the process's grant, which exists or will soon.
+    /// Waits until the process has the lock, and returns the fencing token of its grant.
     pub fn grant(&self, stop: &Stop, limit: Duration) -> anyhow::Result<u64> {
         match stop.message(&self.0, limit)? {
             Message::Held { token } => Ok(token),

@@ -1,4 +1,4 @@
-//! The messages between the demo and its processes: one JSON value per line. No behaviour.
+//! The messages between the demo and its processes: one JSON value per line. Data only.
 
 use std::time::Duration;
 

@@ -42,7 +42,7 @@ pub fn show(namespace: &Namespace, stop: &Stop) -> anyhow::Result<()> {
     let start = Instant::now();
     let taken = client.mutex(LOCK).force_unlock()?;
     ensure!(taken.is_some(), "the lock was free while its command ran");
-    // `leasehold` and both processes have this output. So its end is the end of all of them.
+    // `leasehold` and both processes have this output open, so it ends when all of them have ended.
     if let Some(line) = stop.receive(&run.lines, STEP_LIMIT)? {
         bail!("the command wrote {:?} after the loss", line?);
     }

@@ -24,7 +24,7 @@ const CONTROL_GRANTS: u32 = 100;
 const CONTROL_ATTEMPTS: u32 = 3;
 /// Locks of Redisson that one request renews.
 const RENEWED: u32 = 20;
-/// The least grants of ours for each of theirs, in percent: without a real contest, the grants show nothing.
+/// The least number of our grants, in percent of theirs. If one side rarely gets the lock, the grants show nothing.
 const LEAST_GRANTS_PERCENT: u32 = 10;
 /// The tolerance of a measured ttl, since Redis counts in ms.
 const ROUNDING: Duration = Duration::from_millis(2);
@@ -55,7 +55,8 @@ impl Effort {
         }
     }
 
-    /// For tests, on a machine where threads stand still. A waiter that is not woken waits for [`LONG_MS`].
+    /// For tests, on a busy machine where threads may stand still for a while. A waiter that is not woken waits for
+    /// [`LONG_MS`].
     pub fn short() -> Self {
         Self {
             grants: 100,
@@ -73,23 +74,23 @@ const LONG: Order = Order::Lock {
 const WITHOUT_TTL: Order = Order::Lock { ttl_ms: None };
 const TRY: Order = Order::TryLock { ttl_ms: LONG_MS };
 
-/// A case: its name, its libraries, and how it is checked.
+/// A case: its name, whether it applies to a library, and its check.
 pub type Case = (
     &'static str,
     fn(Library) -> bool,
     fn(&mut Pair, Effort, &mut Outcome) -> anyhow::Result<()>,
 );
 
-/// Cases that load the machine. Those of several runtimes run at the same time.
+/// Cases that load the machine. They run for all runtimes at the same time.
 pub const LOADS: [Case; 2] = [("grants", all, grants), ("control", all, control)];
 
-/// Cases that measure short times. They run one after another.
+/// Cases that measure short times. They run for one runtime after another.
 pub const TIMES: [Case; 2] = [
     ("their wake-ups", all, wake_theirs),
     ("our wake-ups", all, wake_ours),
 ];
 
-/// Cases that mostly wait for ttls. Those of several runtimes run at the same time.
+/// Cases that mostly wait for ttls. They run for all runtimes at the same time.
 pub const WAITS: [Case; 8] = [
     ("value untouched", all, untouched),
     ("our lock is taken for them", all, refused),
@@ -139,7 +140,7 @@ fn grants(pair: &mut Pair, effort: Effort, outcome: &mut Outcome) -> anyhow::Res
     Ok(())
 }
 
-/// The same without their lock: the checks must find it.
+/// Does the same as [`grants`] without the lock of the other library. The checks must find the overlaps.
 fn control(pair: &mut Pair, _: Effort, outcome: &mut Outcome) -> anyhow::Result<()> {
     let mut found = Control::default();
     for _ in 0..CONTROL_ATTEMPTS {
@@ -158,7 +159,7 @@ fn control(pair: &mut Pair, _: Effort, outcome: &mut Outcome) -> anyhow::Result<
     Ok(())
 }
 
-/// Lets both sides run the section, until theirs has `count` grants.
+/// Makes both sides run the section, until the other library has `count` grants.
 fn contest(pair: &mut Pair, count: u32, locked: bool) -> anyhow::Result<(Report, Report)> {
     for field in ["inside", "total", "token"] {
         let key = section_key(pair.library.name, field);
@@ -176,12 +177,12 @@ fn contest(pair: &mut Pair, count: u32, locked: bool) -> anyhow::Result<(Report,
     pair.order(Side::Ours, order(None, true))?;
     pair.order(Side::Theirs, order(Some(count), locked))?;
     let theirs = pair.report(Side::Theirs)?;
-    // Any order ends the turns of ours.
+    // Any order ends the turns of our worker.
     let ours = pair.ask(Side::Ours, Order::Unlock)?;
     Ok((theirs, ours))
 }
 
-/// The grants that the total lacks.
+/// The number of grants that are missing from the total.
 fn lost(pair: &mut Pair, theirs: &Report, ours: &Report) -> anyhow::Result<u32> {
     let key = section_key(pair.library.name, "total");
     let total: u32 = pair.redis(redis::cmd("GET").arg(key))?;
@@ -266,7 +267,7 @@ fn refused(pair: &mut Pair, _: Effort, _: &mut Outcome) -> anyhow::Result<()> {
     };
     ensure!(kind == wanted, "our lock is a {kind}");
     let ttl = pair.pttl(&key)?;
-    // RFencedLock takes a hash without a ttl for free.
+    // RFencedLock regards a hash without a ttl as a free lock.
     ensure!(ttl > 0, "our lock has no ttl");
     let taken = pair.ask(Side::Theirs, TRY)?;
     ensure!(!taken.done, "the other library got a lock that is held");
@@ -283,7 +284,7 @@ fn late_release(pair: &mut Pair, _: Effort, _: &mut Outcome) -> anyhow::Result<(
     pair.must(Side::Ours, Order::Unlock)
 }
 
-/// A key without a ttl is waited for, and never gets a ttl from us.
+/// We wait for a key without a ttl, and never give it a ttl.
 fn without_ttl(pair: &mut Pair, _: Effort, _: &mut Outcome) -> anyhow::Result<()> {
     let key = pair.library.key(pair.library.name);
     pair.must(Side::Theirs, WITHOUT_TTL)?;
@@ -339,7 +340,7 @@ fn kill_ours(pair: &mut Pair, effort: Effort, outcome: &mut Outcome) -> anyhow::
 /// Returns how long after the end of the ttl the waiter got the lock, in ms.
 fn kill(pair: &mut Pair, effort: Effort, holder: Side) -> anyhow::Result<f64> {
     let (waiter, key) = (holder.other(), pair.library.key(pair.library.name));
-    // Redisson renews only a lock without a given ttl, as ours always does.
+    // Redisson renews only a lock without a given ttl. leasehold renews every lock.
     let renewed = is_redisson(pair.library) && holder == Side::Theirs;
     let ttl_ms = (!renewed).then_some(SHORT_MS);
     pair.must(holder, Order::Lock { ttl_ms })?;
@@ -363,7 +364,7 @@ fn kill(pair: &mut Pair, effort: Effort, holder: Side) -> anyhow::Result<f64> {
         late <= effort.after_ttl + sleeps,
         "the waiter got the lock {late:?} after the ttl had ended"
     );
-    // The lock of the waiter may have expired meanwhile, on a busy machine.
+    // On a busy machine, the lock of the waiter may have expired by now.
     pair.ask(waiter, Order::Unlock)?;
     pair.restart(holder)?;
     Ok(late.as_secs_f64() * 1e3)

@@ -1,5 +1,5 @@
-//! Installs the other libraries into a folder below the target folder, from their package registries. Installs no
-//! runtime: it says which packages are missing. Does nothing if the same versions are installed already.
+//! Installs the other libraries into a folder below the target folder, from their package registries. Does not install
+//! a missing runtime, but names its packages. Does nothing if the same versions are installed already.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ const LIMIT: Duration = Duration::from_secs(900);
 const SHOWN: usize = 5;
 /// The version of Redisson from before `RFencedLock`. The pom has the newest one.
 const OLD_REDISSON: &str = "3.17.7";
-/// The logger that fits to it.
+/// The version of the logger that fits this version of Redisson.
 const OLD_SLF4J: &str = "1.7.36";
 
 /// The libraries of one runtime, ready to use.
@@ -33,7 +33,7 @@ impl Installed {
     /// Installs the libraries.
     ///
     /// # Errors
-    /// The runtime is missing, or a registry cannot be reached; the error says what to do.
+    /// The runtime is missing, or a registry cannot be reached. The error contains the next step.
     pub fn provide(runtime: Runtime, stop: &Stop) -> anyhow::Result<Self> {
         let lower = runtime.name().to_lowercase();
         let installed = Self {

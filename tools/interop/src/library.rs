@@ -39,7 +39,7 @@ pub enum Family {
     /// One string under the name itself.
     PlainKeys,
     PythonRedisLock,
-    /// Three strings, of which two of our guards take the first two.
+    /// Three strings. Two guards of our client take the first two of them.
     Rueidislock,
     Redisson {
         fenced: bool,
@@ -52,7 +52,7 @@ pub struct Library {
     pub name: &'static str,
     pub runtime: Runtime,
     pub family: Family,
-    /// Whether a release wakes its waiters. Others poll.
+    /// Whether a release wakes the waiters of the library. If not, they poll.
     pub is_woken: bool,
     /// Whether it can lock without a ttl that ends the lock after a crash.
     pub locks_without_ttl: bool,
@@ -111,7 +111,7 @@ impl Library {
         })
     }
 
-    /// The keys that our client must hold, in this order. Keeps its own keys apart by its prefix.
+    /// The names that our client must lock, in this order. With our client's prefix, they are keys of the library.
     pub fn our_names(&self, name: &str) -> Vec<String> {
         match self.family {
             Family::Rueidislock => vec![format!("0:{name}"), format!("1:{name}")],

@@ -1,5 +1,5 @@
-//! `cargo xtask interop`: runs leasehold beside the locks of other libraries, on the same keys of a private server. Checks
-//! that they exclude each other, that releases wake waiters of the other side, and what happens after crashes.
+//! `cargo xtask interop`: runs leasehold beside the locks of other libraries, on the same keys of a private server.
+//! Checks that they exclude each other, that releases wake waiters of the other side, and what happens after crashes.
 
 mod cases;
 mod install;
@@ -244,7 +244,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Runs a case if it applies. Only the user's stop is an error here: others are faults of the library's outcome.
+    /// Runs a case if it applies. An error of the case is a fault in the library's outcome, unless the user has stopped
+    /// the run.
     fn case(&self, entry: &mut Entry, (name, applies, check): Case) -> anyhow::Result<()> {
         let Entry { pair, outcome } = entry;
         if !applies(pair.library) {

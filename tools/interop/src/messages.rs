@@ -1,6 +1,6 @@
-//! The messages between this program and its workers. A worker runs the locks of one library, in the library's language;
-//! crates/peers/interop has the workers of the other libraries, and [`ours`](crate::ours) is the worker of leasehold.
-//! All fields are plain values beside each other: one worker reads them without a JSON library.
+//! The messages between this program and its workers. A worker runs the locks of one library, in the library's
+//! language; crates/peers/interop has the workers of the other libraries, and [`ours`](crate::ours) is the worker of
+//! leasehold. All fields are plain values beside each other: one worker reads them without a JSON library.
 
 use std::time::Duration;
 

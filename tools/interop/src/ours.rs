@@ -116,7 +116,7 @@ impl Worker {
         Ok(report)
     }
 
-    /// Runs the section in all threads, until the count is reached or the next order comes.
+    /// Runs the section in all threads, until the next order comes.
     fn grants(&self, order: Grants, orders: &Receiver<Order>) -> anyhow::Result<Report> {
         let (stop, stopped) = crossbeam_channel::bounded::<()>(0);
         thread::scope(|scope| {

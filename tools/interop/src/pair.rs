@@ -1,5 +1,5 @@
-//! Two workers that lock the same name: one with leasehold, and one with the other library. The times are taken here, so
-//! they contain the way of the orders and reports through pipes.
+//! Two workers that lock the same name: one with leasehold, and one with the other library. This process measures the
+//! times, so they include the way of orders and reports through pipes.
 
 use std::time::{Duration, Instant};
 
@@ -86,7 +86,7 @@ impl<'a> Pair<'a> {
         for side in [Side::Ours, Side::Theirs] {
             self.kill(side)?;
         }
-        // Only the server's own keys are there: no other program uses it. Other libraries' names are different.
+        // No other program uses the server. A library whose name contains this library's name runs no case now.
         let pattern = format!("*{}*", self.library.name);
         let keys: Vec<String> = self.redis(redis::cmd("KEYS").arg(pattern))?;
         if !keys.is_empty() {
@@ -125,7 +125,7 @@ impl<'a> Pair<'a> {
         Ok(())
     }
 
-    /// Lets `waiter` ask for the lock that the other side holds, and gives it time to begin its wait.
+    /// Makes `waiter` ask for the lock that the other side holds, and gives it time to begin its wait.
     pub fn wait_behind(&mut self, waiter: Side, order: Order) -> anyhow::Result<()> {
         self.order(waiter, order)?;
         self.stop.pause(SETTLE)?;

@@ -40,7 +40,7 @@ impl Figure {
     }
 }
 
-/// The length of each of its runs.
+/// The length of each run of the article, in seconds.
 pub const SECONDS: f64 = 60.0;
 
 pub struct Row {

@@ -12,7 +12,7 @@ pub enum Deal<'a> {
     Buy { offer: &'a Offer, buyer: &'a str },
 }
 
-/// The result of what a deal has read.
+/// The decision of a deal, from the values that it has read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     Good,

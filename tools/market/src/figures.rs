@@ -48,7 +48,7 @@ struct Point {
     load: usize,
     way: Way,
     figure: Option<f64>,
-    /// The article says "less than" this.
+    /// Whether the article has only an upper bound: "less than" this figure.
     less: bool,
 }
 

@@ -41,7 +41,7 @@ pub struct Run {
     pub late: u64,
     /// How long purchases took, from the wish to buy.
     pub waits: Waits,
-    /// The longest time that was spent on a purchase that was given up at the end.
+    /// The longest time that a buyer spent on a purchase that it abandoned at the end.
     pub unfinished: Option<Duration>,
     /// The time of the slowest process.
     pub took: Duration,
@@ -190,7 +190,7 @@ impl Run {
     }
 }
 
-/// Where and for how long runs are made, and how to stop them.
+/// The conditions of all runs: their server, their length, and how the user stops them.
 pub struct Floor<'a> {
     pub namespace: &'a Namespace,
     pub time: Duration,

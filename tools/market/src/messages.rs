@@ -1,4 +1,4 @@
-//! The messages between the market and its processes. No behaviour.
+//! The messages between the market and its processes. Data only.
 
 use std::time::Duration;
 
@@ -68,6 +68,6 @@ pub struct Tally {
     pub took: Duration,
     /// How often each duration of a purchase occurred, from the wish to buy: (ns, count).
     pub waits: Vec<(u64, u64)>,
-    /// The time spent on the purchase that was given up at the end.
+    /// The time spent on the purchase that the buyer abandoned at the end.
     pub unfinished: Option<Duration>,
 }

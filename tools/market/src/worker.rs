@@ -65,7 +65,7 @@ fn work(assignment: Assignment, orders: Receiver<Order>) -> anyhow::Result<()> {
     let mut tally = dealer.tally;
     tally.took = start.elapsed();
     tally.waits = dealer.waits.to_steps();
-    // Comes before the report: after all reports, the market is checked for locks that no client will release any more.
+    // The shutdown comes before the report: after all reports, the parent checks that no locks are left.
     locks.shutdown(SHUTDOWN)?;
     say(&Message::Traded(tally))
 }
@@ -100,7 +100,7 @@ impl Dealer {
         Ok(())
     }
 
-    /// Makes many items at a time and puts them into the inventory, since this is no part of the comparison.
+    /// Makes items and puts them into the inventory. Makes many at a time, since this is no part of the comparison.
     fn make_items(&mut self) -> anyhow::Result<Vec<String>> {
         let numbers = self.tally.made..self.tally.made + BATCH;
         let items: Vec<String> = numbers.map(|n| format!("{}-{n}", self.who)).collect();

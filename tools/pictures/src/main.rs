@@ -1,8 +1,8 @@
 //! `cargo xtask pictures`: runs `list`, `watch` and `doctor` on a real server, in a terminal of tmux, and draws their
 //! output as `docs/pictures/*.svg`.
 //!
-//! Also writes `docs/pictures/links.txt`, which contains the pictures as link definitions for the API docs: those have no
-//! other place for pictures.
+//! Also writes `docs/pictures/links.txt`, which contains the pictures as link definitions for the API docs: those have
+//! no other place for pictures.
 
 mod svg;
 

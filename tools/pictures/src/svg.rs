@@ -49,7 +49,8 @@ impl Look {
     }
 }
 
-/// Divides a line at the changes of its look. `look` is that at its beginning, and then that at its end.
+/// Divides a line at the changes of its look. `look` is the look at the beginning of the line. Afterwards, it is the
+/// look at the end.
 fn runs(line: &str, look: &mut Look) -> Vec<Run> {
     let mut parts = line.split("\x1b[");
     let mut runs = Vec::new();

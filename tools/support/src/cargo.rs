@@ -93,8 +93,8 @@ pub fn become_program(package: &str, arguments: &[OsString]) -> anyhow::Error {
     }
 }
 
-/// Runs `command` to its end, with its output on this program's. The command gets a process group of its own,
-/// so that its child processes can be stopped with it.
+/// Runs `command` to its end. Its output goes to this program's output. The command gets a process group of its own, so
+/// that its child processes can be stopped with it.
 pub fn run_to_end(command: &mut Command, stop: &Stop) -> anyhow::Result<ExitStatus> {
     let ended = run_within(Duration::MAX, command, stop)?;
     ended.context("the time limit has passed")

@@ -27,7 +27,7 @@ const NARROWEST: u32 = 360;
 const FILLED: f64 = 0.8;
 /// The most marks on an axis that are readable.
 const MOST_MARKS: usize = 16;
-/// Larger figures are not shown. (On an endless axis, plotters would draw for ever.)
+/// Larger figures are not shown. (On an endless axis, plotters would not stop drawing.)
 const LARGEST: f64 = 1e12;
 
 /// A chart, and what is written on it.

@@ -168,7 +168,7 @@ impl Namespace {
         answer.map_err(|error| anyhow!("a command failed at {}: {error}", self.address()))
     }
 
-    /// Deletes everything under the prefix, for good.
+    /// Deletes everything under the prefix. The drop deletes nothing afterwards.
     pub fn clean(&mut self) -> anyhow::Result<()> {
         self.cleaned = true;
         self.wipe()

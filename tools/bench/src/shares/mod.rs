@@ -1,5 +1,5 @@
-//! Measures read-write locks, semaphores and sets of keys beside raw commands and Redisson. In each round, all ways of a case run in
-//! turn, on one server.
+//! Measures read-write locks, semaphores and sets of keys beside raw commands and Redisson. In each round, all ways of
+//! a case run in turn, on one server.
 
 pub mod cases;
 pub mod load;

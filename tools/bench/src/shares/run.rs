@@ -108,8 +108,9 @@ impl Group {
             processes,
             rounds: Vec::new(),
         };
-        // Not measured: scripts are loaded, connections are made, and Java compiles. A client connects for notifications
-        // when it first waits. If clients connected in a measured round, their waits would be part of the result.
+        // These rounds are not measured: in them, scripts are loaded, connections are made, and Java compiles. A client
+        // connects for notifications when it first waits. If clients connected in a measured round, their waits would
+        // be part of the result.
         let window = 2 * case.hold
             + match way {
                 Way::Redisson => effort.share_window,
