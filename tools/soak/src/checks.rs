@@ -3,23 +3,26 @@
 //! A guard counts as held from its grant until the end of the validity that it last reported, or until it reported its
 //! loss, or was released. All times are on one clock, so the checks hold on a slow machine, too:
 //!
-//! - The holds of one key that overlap fit together: one holder alone, or readers, or permits up to their limit. One
-//!   exception (`Excuse`): Redis lost an earlier grant, after the request of its hold and before the grant of the last.
-//! - With a shortest hold, each window of its length contains at most the limit of grants, with the same exception.
-//! - A lost grant is held no longer than its ttl after Redis lost it.
-//! - No loss is reported before its time, unless Redis did lose the grant.
+//! - The holds of one key that overlap fit together: one holder alone, or readers, or permits up to their limit. There
+//!   is one exception (`Excuse`): Redis lost one of the earlier grants, after it was requested and before the last of
+//!   them was granted.
+//! - Under a shortest hold (`min_hold`), each window of its length contains at most as many grants as the limit allows,
+//!   with the same exception.
+//! - After Redis lost a grant, its holder relies on it for at most one more ttl.
+//! - A guard reports no loss before the end of its validity, unless Redis did lose the grant.
 //! - A lock with a limit (a fixed ttl, `max_hold`) is not held beyond that.
-//! - A request that comes after a valid hold gets a greater token, without exception. A hold that is seen later also
-//!   has a greater token, unless a grant was lost meanwhile. The same holds for hand-offs and adoptions.
+//! - A request that comes after a valid hold gets a greater token. The only exception is a reader that joins a lease of
+//!   its client after Redis has lost the lease. A hold that is seen later also has a greater token, unless a grant was
+//!   lost meanwhile. The same holds for hand-offs and adoptions.
 //! - A fenced value accepts no write under a smaller token than that of a write that had ended before, unless Redis
 //!   lost the earlier write.
 //! - The sum of the accounts stays zero, without exception: a transaction changes both. No two transfers read the same
 //!   balances, unless Redis lost the earlier one.
-//! - Work that shall run at most once does not run again, unless it failed, or Redis lost its record. Other work does not
-//!   run after a call has found its record, unless Redis lost the record. The tokens of the records of a run never fall,
-//!   with the same exception. Each record is of a run that began.
-//! - The tokens of the leaders that an observer sees never fall, without exception. (A term of a leader is a hold of one
-//!   holder alone. Threads and the end of a round check that observers see the newest state.)
+//! - Work that shall run at most once does not run again, unless it failed, or Redis lost its record. Other work does
+//!   not run after a call has found its record, unless Redis lost the record. The tokens of the records of a run never
+//!   fall, with the same exception. Each record is of a run that began.
+//! - The tokens of the leaders that an observer sees never fall, without exception. (A term of a leader is a hold of
+//!   one holder alone. Threads and the end of a round check that observers see the newest state.)
 //! - On a Cluster and under sentinels, no key is seen for longer than its ttl after its holder has ended.
 //! - These faults excuse nothing: a planned switch-over or fail-over (the replica catches up while writes are paused),
 //!   a move of a slot, guards dropped in an outage, and contention on one key.
@@ -44,7 +47,7 @@ use crate::value::GrantId;
 
 /// The delay to allow for on a busy machine.
 const SLACK: Duration = Duration::from_secs(10);
-/// The longest wait, with the number of competitors and the faults of a round.
+/// The longest wait of a call without a limit, given the competitors and the faults of a round.
 const STARVED: Duration = Duration::from_secs(60);
 /// For how long a master's writes may be missing on its replica, on a busy machine.
 const REPLICATION: Duration = Duration::from_secs(2);
@@ -130,7 +133,7 @@ fn of_hold(text: &str, hold: &Hold) -> Violation {
     }
 }
 
-/// Checks that those of `holds` that overlap fit together. They are of one key.
+/// Checks that overlapping holds of one key fit together.
 fn exclusion(
     holds: &[&Hold],
     excuses: &[Excuse],
@@ -145,7 +148,8 @@ fn exclusion(
         let mut crowd: Vec<&Hold> = others.into_iter().map(|other| seen[other]).collect();
         crowd.push(newest);
         crowd.sort_by_key(|hold| hold.token);
-        // The grant with the greatest token is the last one, and no other grant explains its loss. Permits have no token.
+        // The grant with the greatest token is the last one. Its loss would not explain the overlap, so it has no
+        // excuse. Permits have no token.
         let has_tokens = crowd.iter().all(|hold| hold.token > 0);
         let last = crowd.last().filter(|_| has_tokens).map(|last| last.token);
         let excused = |hold: &&Hold| {
@@ -190,7 +194,7 @@ fn exclusion(
     }
 }
 
-/// Checks that permits with a shortest hold are not granted too often. The grants are of one key.
+/// Checks that the permits of one key with a shortest hold are not granted too often.
 fn windows(holds: &[&Hold], excuses: &[Excuse], found: &mut Vec<Violation>) {
     let Some(&&Hold {
         key,
@@ -238,7 +242,7 @@ fn windows(holds: &[&Hold], excuses: &[Excuse], found: &mut Vec<Violation>) {
     }
 }
 
-/// Whether a token of one hold has to be greater than that of another one.
+/// Whether tokens order these holds: both have a token, and at least one of them holds the key alone.
 fn is_ordered(one: &Hold, other: &Hold) -> bool {
     let has_token = |hold: &Hold| hold.token > 0;
     has_token(one) && has_token(other) && (one.share == Share::Alone || other.share == Share::Alone)
@@ -253,7 +257,7 @@ fn order_of_asking(holds: &[&Hold], excuses: &[Excuse], found: &mut Vec<Violatio
     let mut asked = holds.to_vec();
     asked.sort_by_key(|hold| hold.asked);
     let mut earlier = seen.into_iter().peekable();
-    // Of those that hold the key alone, and of readers.
+    // The hold with the greatest token, of those that hold the key alone and of those of readers.
     let mut greatest: [Option<&Hold>; 2] = [None; 2];
     for hold in asked {
         while let Some((_, before)) = earlier.next_if(|(at, _)| *at < hold.asked) {
@@ -336,7 +340,7 @@ fn writes(history: &History, found: &mut Vec<Violation>, explained: &mut Explain
             };
             if history.excuses.iter().any(is_excused) {
                 explained.writes += 1;
-                // From now on the value has the smaller token.
+                // Afterwards, the value has the smaller token.
                 greatest = Some(write);
                 continue;
             }
@@ -413,7 +417,7 @@ fn runs(history: &History, found: &mut Vec<Violation>, explained: &mut Explained
         keys.entry(record.key).or_default().1.push(record);
     }
     for (key, (runs, records)) in keys {
-        // The first write lies between the two times of `before`, and the fault came until `to`.
+        // `before` are the times before and after the first write. Only a fault that began by `to` is an excuse.
         type Times = (u64, u64);
         let mut add = |text: &str, one: &dyn Debug, other: &dyn Debug, before: Times, to: u64| {
             let is_excused = |excuse: &Excuse| {
@@ -456,7 +460,7 @@ fn runs(history: &History, found: &mut Vec<Violation>, explained: &mut Explained
         }
         let done = || records.iter().filter(|record| record.is_done);
         for before in done() {
-            // The first of each kind: all others follow from it.
+            // Report only the first of each kind, since all others follow from it.
             let again = runs.iter().find(|run| run.asked > before.to);
             if let Some(run) = again {
                 let text = "work ran again after its end was recorded";
@@ -473,8 +477,9 @@ fn runs(history: &History, found: &mut Vec<Violation>, explained: &mut Explained
     }
 }
 
-/// Whether the excuse explains that the write from the times `before` was lost when that from the times `after` was
-/// accepted. A server without its data has lost all writes, a replica that takes over the last ones only.
+/// Whether the excuse explains that Redis had lost the write from the times `before` when it accepted the write from
+/// the times `after`. A server without its data has lost all writes. A replica that takes over has lost only the last
+/// ones.
 fn loses(excuse: &Excuse, before: (u64, u64), after: (u64, u64)) -> bool {
     let is_lost = excuse.key.is_none() || before.1 + REPLICATION.as_nanos() as u64 >= excuse.from;
     is_lost && excuse.to >= before.0 && excuse.from <= after.1
@@ -491,8 +496,8 @@ pub struct Sighting {
     pub last: u64,
 }
 
-/// Finds the keys that were seen for longer than their ttl after their holders had ended. No ttl is longer than
-/// `longest`.
+/// Finds the keys that were seen for longer than their ttl after their holders had ended. `longest` is the longest
+/// possible ttl.
 pub fn keys_without_holders(
     sightings: &[Sighting],
     longest: Duration,
@@ -521,8 +526,8 @@ pub fn keys_without_holders(
                 (ended.max().unwrap_or_default(), ttl.unwrap_or_default())
             }
         };
-        // If a fail-over loses the end of a wait, Redis grants the key to the same lease once more. The value of a share
-        // does not distinguish the two grants.
+        // If a fail-over loses the write that ended a wait, Redis grants the key to the same lease once more. The value
+        // of a share does not distinguish the two grants.
         let is_share = holds.iter().any(|hold| hold.share != Share::Alone);
         let lost = history.excuses.iter().filter(|excuse| {
             let overlaps = excuse.to >= sighting.first && excuse.from <= sighting.last;
@@ -558,7 +563,7 @@ pub fn keys_without_holders(
     found
 }
 
-/// When the last call had certainly ended that locks a set with the seen key, and may have got the seen grant.
+/// The time by which all calls had certainly ended that lock a set with the seen key and may have got the seen grant.
 fn waited_until(sighting: &Sighting, calls: &[Call], stops: &Stops<'_>) -> u64 {
     let ends = |call: &Call| match &call.returned {
         Some((at, _)) => *at,
@@ -572,9 +577,9 @@ fn waited_until(sighting: &Sighting, calls: &[Call], stops: &Stops<'_>) -> u64 {
     ended.unwrap_or(sighting.first)
 }
 
-/// The holds of the grant that was seen. If none is known to be of it, those that may be of it: their lease ids are not
-/// known, and they were held while the grant was seen. (A key has one grant at a time, so hardly any other hold can
-/// have been valid then.)
+/// The holds that are known to be of the seen grant. If there are none, the holds that may be of it: their lease ids
+/// are not known, and they were held while the grant was seen. (A key has one grant at a time, so hardly any other hold
+/// can have been valid then.)
 fn holds_of<'a>(sighting: &Sighting, of_key: &[&'a Hold], stops: &Stops<'_>) -> Vec<&'a Hold> {
     let with = |wanted| {
         let holds = of_key.iter().copied();
@@ -589,7 +594,7 @@ fn holds_of<'a>(sighting: &Sighting, of_key: &[&'a Hold], stops: &Stops<'_>) -> 
     with(None).filter(was_held).collect()
 }
 
-/// When the hold had certainly ended, and was renewed no more.
+/// The time by which the hold had certainly ended, so that its client no longer renewed it.
 fn ends(hold: &Hold, stops: &Stops<'_>) -> u64 {
     let reported = hold.reported.as_ref().map(|(at, _)| *at);
     let limit = hold.at_most.map(|most| hold.granted + most);

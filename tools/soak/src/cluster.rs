@@ -27,7 +27,8 @@ use crate::recorded::{Events, LONGEST_ROUND, Recorded, SHORTEST_ROUND, unless_st
 use crate::records::now;
 use crate::watch::watch_during;
 
-/// The weight of each kind when a fault is drawn. Each of the first four comes once before any is drawn.
+/// The weight of each kind when a fault is drawn. A round begins with one fault of each of the first four kinds, and
+/// then draws faults.
 const KINDS: [(usize, Kind); 12] = [
     (4, Kind::SlotMoved),
     (3, Kind::MasterKilled),
@@ -107,7 +108,7 @@ struct Subjects {
     /// The slot of each key, and the node that serves it.
     slots: Vec<u16>,
     masters: Vec<usize>,
-    /// When the nodes were last known to have become masters.
+    /// The time at which each node was last known to have become a master.
     elected: BTreeMap<usize, Instant>,
     proxies: Vec<Proxy>,
     processes: Vec<Process>,
@@ -269,7 +270,7 @@ impl Subjects {
         });
     }
 
-    /// Writes locks that nobody holds.
+    /// Writes locks without holders.
     fn set_nobodys(&self) -> anyhow::Result<()> {
         // No process uses these keys on a Cluster.
         for (key, value) in [contended_key(), race_key()].into_iter().zip(NOBODYS) {

@@ -1,5 +1,5 @@
-//! The driver of all soaks: plays one round after another on a topology, until the time is up or a promise is broken, and
-//! prints the findings. Knows neither servers nor faults.
+//! The driver of all soaks: plays one round after another on a topology, until the time is up or a promise is broken,
+//! and prints the findings. Knows neither servers nor faults.
 
 use std::time::{Duration, Instant};
 
@@ -23,10 +23,10 @@ pub trait Topology {
         Ok(Findings::default())
     }
 
-    /// The work of all rounds. The driver prints the seed behind this text.
+    /// Describes the work of all rounds. The driver prints the seed after this text.
     fn text(&self) -> String;
 
-    /// Fails if a soak without violations shows nothing, since it used too little of what it should.
+    /// Fails if the soak used too little of its subject, so that a result without violations shows nothing.
     fn check_use(&self) -> anyhow::Result<()> {
         Ok(())
     }
@@ -86,7 +86,7 @@ impl Length {
         }
     }
 
-    /// The time of the round after `rounds` others. `None` if there is none.
+    /// The length of the round after `rounds` others. `None` after the last round.
     fn next(self, rounds: u64, elapsed: Duration, topology: &dyn Topology) -> Option<Duration> {
         let (shortest, longest) = topology.round_times();
         match self {

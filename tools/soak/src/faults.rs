@@ -1,5 +1,5 @@
-//! The kinds of faults, and those that more than one topology has. Each fault is recorded with its time and what it
-//! excuses; judges nothing.
+//! The kinds of faults, and the faults that more than one topology has. Each fault is recorded with its time and its
+//! effect, which excuses some violations. Judges nothing.
 
 use std::time::Duration;
 
@@ -49,7 +49,7 @@ pub enum Kind {
     NotificationsKilled,
 }
 
-/// Fails if `only` names a fault that is not one of `kinds`, which are those of `topology`.
+/// Fails if `only` names a fault that is not one of `kinds`, the faults of `topology`.
 pub fn refuse_others(only: &[Kind], kinds: &[(usize, Kind)], topology: &str) -> anyhow::Result<()> {
     for wanted in only {
         ensure!(
@@ -124,7 +124,7 @@ pub fn time(random: &mut Random) -> Duration {
     }
 }
 
-/// Kills the connections of callers, those of notifications, or any one.
+/// Kills all connections of callers, all notification connections, or one random connection.
 pub fn kill_connections(server: &Server, random: &mut Random) -> anyhow::Result<()> {
     match random.below(4) {
         0 => server.command(&["CLIENT", "KILL", "TYPE", "normal"])?,
@@ -134,7 +134,7 @@ pub fn kill_connections(server: &Server, random: &mut Random) -> anyhow::Result<
             let list = list.as_text().unwrap_or_default();
             let id = |line: &str| Some(line.strip_prefix("id=")?.split(' ').next()?.to_owned());
             let ids: Vec<String> = list.lines().filter_map(id).collect();
-            // The last connection may be that of this request.
+            // One of these connections may be that of this request.
             let some = ids.get(random.below(ids.len().max(1)));
             let some = some.context("CLIENT LIST names at least the connection of the request")?;
             server.command(&["CLIENT", "KILL", "ID", some])?

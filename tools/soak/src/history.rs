@@ -23,8 +23,8 @@ pub struct Hold {
     /// The times before and after the call that acquired the lock.
     pub asked: u64,
     pub granted: u64,
-    /// The time before the first call that acquired this share: readers of a client join its lease, and permits are handed
-    /// off. For other holds, the same as `asked`.
+    /// The time before the first call that acquired this share: readers of a client join its lease, and permits are
+    /// handed off. For other holds, the same as `asked`.
     pub since: u64,
     /// A moment at which the guard was known to be valid; `None` if it never was.
     pub seen: Option<u64>,
@@ -105,7 +105,7 @@ pub struct Run {
     /// The times before the call, and at the beginning of the work.
     pub asked: u64,
     pub began: u64,
-    /// The work has failed, and may run again.
+    /// Whether the work has failed, so that it may run again.
     pub has_failed: bool,
 }
 
@@ -114,7 +114,7 @@ pub struct Run {
 pub struct RunRecord {
     pub key: usize,
     pub token: u64,
-    /// Otherwise it is that of a start.
+    /// Whether this is the record of the run's end. Otherwise it is the record of its start.
     pub is_done: bool,
     pub from: u64,
     pub to: u64,
@@ -129,7 +129,8 @@ pub struct Observation {
     pub state: Observed,
 }
 
-/// A moment, within bounds, at which Redis lost one grant or all of them because of a fault or of `force_unlock`.
+/// A loss of one grant or of all grants in Redis, at a moment between `from` and `to`, because of a fault or of
+/// `force_unlock`.
 #[derive(Clone, Debug)]
 pub struct Excuse {
     pub from: u64,
@@ -169,7 +170,7 @@ pub struct History {
     pub transfers: Vec<Transfer>,
     pub runs: Vec<Run>,
     pub run_records: Vec<RunRecord>,
-    /// In the order of each observer.
+    /// The observations of each observer are in their order.
     pub observations: Vec<Observation>,
     pub excuses: Vec<Excuse>,
     pub wrong: Vec<(u64, Who, String)>,
@@ -224,8 +225,9 @@ impl History {
         history
     }
 
-    /// Gives all holds of one grant the longest of their ttls, and the lease id that one of their threads has seen. A
-    /// lock may be handed off, and these holds share a key in Redis.
+    /// Gives all holds of one grant the longest of their ttls, and the lease id that one of their threads has seen: a
+    /// lock may be handed off, and then these holds share a key in Redis. Gives all holds of one shared lease the
+    /// longest of their ttls and the earliest of their requests.
     pub fn share_grants(&mut self) {
         let mut leases: BTreeMap<(usize, &str), (u64, u64)> = BTreeMap::new();
         let shares = self.holds.iter().filter(|hold| hold.share != Share::Alone);
@@ -406,7 +408,7 @@ fn look(hold: &mut Hold, at: u64, what: &What) {
     }
 }
 
-/// Which processes were stopped when, and which were killed.
+/// The times at which processes were stopped and killed.
 pub struct Stops<'a>(pub &'a [Fault]);
 
 impl Stops<'_> {
@@ -425,7 +427,7 @@ impl Stops<'_> {
         self.killed_at(who).is_some()
     }
 
-    /// When the process had certainly been killed.
+    /// The time by which the process had certainly been killed.
     pub fn killed_at(&self, who: Who) -> Option<u64> {
         let (process, life) = (who.process, who.life);
         let killed = Effect::Kills { process, life };

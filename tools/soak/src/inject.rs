@@ -43,7 +43,7 @@ pub enum Defect {
     Nobody,
 }
 
-/// The values of locks without holders: as a script writes it, and as plain commands write it.
+/// The values of two locks without holders: one as a script writes it, and one as plain commands write it.
 pub const NOBODYS: [&str; 2] = [
     "lh1 0123456789abcdef0123456789abcdef 1795263780943818 nowhere/1/0",
     "lh1 123456789abcdef0123456789abcdef0 0000000000000000 nowhere/1/0",

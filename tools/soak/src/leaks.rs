@@ -32,11 +32,11 @@ const QUEUE_OUTLIVES: Duration = Duration::from_secs(20);
 
 /// The servers of a round when all faults have ended.
 pub struct Remaining<'a> {
-    /// All of them: a client may have connections to each.
+    /// All servers: a client may have connections to each.
     pub servers: Vec<&'a Server>,
-    /// Those that have the keys.
+    /// The servers that have the keys.
     pub masters: Vec<&'a Server>,
-    /// For one more client.
+    /// The URL for another client.
     pub url: String,
 }
 

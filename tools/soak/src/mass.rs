@@ -22,7 +22,7 @@ pub struct Mass {
 }
 
 impl Mass {
-    /// Acquires `count` locks that nobody else wants. Locks that cannot be acquired are left out.
+    /// Acquires `count` locks that only this client wants. Leaves out locks that it cannot acquire.
     pub fn take(assignment: &Assignment, count: usize) -> anyhow::Result<Self> {
         let client = settings(assignment, LONGEST_TTL).build_lazy()?;
         let process = assignment.process;

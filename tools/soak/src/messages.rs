@@ -1,5 +1,5 @@
-//! The messages between the soak and its processes: one JSON value per line; and the settings that both use.
-//! No behaviour.
+//! The messages between the soak and its processes: one JSON value per line. Also the keys and the settings that both
+//! use.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -17,7 +17,7 @@ pub const SHORT_OUTAGE: Duration = Duration::from_secs(2);
 pub const LONG_OUTAGE: Duration = Duration::from_secs(120);
 /// The longest ttl that is requested, also by an extension.
 pub const LONGEST_TTL: Duration = Duration::from_secs(4);
-/// If a waiter has to confirm its grant, the key outlives the time to do so by this.
+/// Until a waiter has confirmed its grant, the ttl of the key may exceed the longest requested ttl by this time.
 pub const UNCONFIRMED: Duration = Duration::from_secs(3);
 
 const HOT_KEYS: usize = 3;
@@ -29,7 +29,7 @@ pub const KEPT_CONNECTIONS: usize = 5;
 /// The keys that the usual threads want.
 pub const DRAWN_KEYS: usize = HOT_KEYS + COLD_KEYS;
 pub const KEYS: usize = DRAWN_KEYS + 9;
-/// A new name of a run begins after this time, in ns.
+/// The time after which a run with a new name begins, in ns.
 const RUN_PERIOD: u64 = 400_000_000;
 /// The beginning of the keys with the balances of the accounts.
 pub const BALANCES: &str = "balance:";
@@ -41,7 +41,7 @@ pub const MIN_HOLD: Duration = Duration::from_millis(300);
 /// The ttl in a race, longer than any wait.
 pub const RACE_TTL: Duration = Duration::from_secs(60);
 
-/// Every thread wants the first keys.
+/// Whether the key is one of the first keys, which every thread wants.
 pub const fn is_hot(key: usize) -> bool {
     key < HOT_KEYS
 }
@@ -85,22 +85,23 @@ pub const fn election_key() -> usize {
     DRAWN_KEYS + 7
 }
 
-/// The key that stands for those of all runs, which are greater than [`KEYS`]. They have its slot.
+/// The key that stands for the keys of all runs. The numbers of those keys begin with [`KEYS`], and the keys have the
+/// same slot as this one.
 pub const fn runs_key() -> usize {
     DRAWN_KEYS + 8
 }
 
-/// The key of the runs whose time is now.
+/// The key of the run whose time is now.
 pub fn present_run() -> usize {
     KEYS + (now() / RUN_PERIOD) as usize
 }
 
-/// Whether the work of this run runs at most once, and not at least once.
+/// Whether the work of this run shall run at most once. The work of other runs shall run at least once.
 pub const fn is_at_most_once(key: usize) -> bool {
     key.is_multiple_of(2)
 }
 
-/// The key whose slot the key has, among the first ones.
+/// The key below [`KEYS`] that has the slot of this key.
 pub fn key_of_slot(key: usize) -> usize {
     key.min(runs_key())
 }
@@ -110,7 +111,7 @@ pub const fn is_shared(key: usize) -> bool {
     key >= rw_key() && key <= paced_key()
 }
 
-/// A key that is held most of the time.
+/// A random key of those that are held most of the time.
 pub fn busy_key(random: &mut Random) -> usize {
     let drawn = random.below(HOT_KEYS + KEYS - rw_key());
     match drawn.checked_sub(HOT_KEYS) {
@@ -171,11 +172,11 @@ pub struct Assignment {
 pub enum Order {
     /// Begin nothing new, end the client, and report what is left.
     Finish,
-    /// Acquire this many locks that nobody else wants, and report the number.
+    /// Acquire this many locks that only this process wants, and report their number.
     Hold { count: usize },
     /// Drop them, and report that.
     Drop,
-    /// Let this many clients with a thread each want one key for this many ms.
+    /// Make this many clients, with a thread each, compete for one key for this many ms.
     Contend { clients: usize, millis: u64 },
     /// Make a client for each of these numbers of threads, for a race, and report that.
     Race { threads: Vec<usize> },

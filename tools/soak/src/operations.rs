@@ -1,5 +1,5 @@
-//! One thread of the soak: its operations on locks, and its records of them. `records` says what is recorded before a
-//! call and what after it.
+//! One thread of the soak: its operations on locks, and its records of them. `records` defines what a thread records
+//! before a call, and what after it.
 
 mod contention;
 pub mod elections;
@@ -63,7 +63,7 @@ const OPERATIONS: [(usize, Operation); 27] = [
 /// The options of a lock.
 #[derive(Clone, Copy, Default)]
 struct Terms {
-    /// `None` for the client's.
+    /// `None` for the ttl of the client.
     ttl: Option<Duration>,
     at_most: Option<Duration>,
 }
@@ -236,7 +236,7 @@ impl<'a> Thread<'a> {
             at_most: terms.at_most.map(millis),
         };
         self.records.write_at(at, What::Held(grant));
-        // The other half is released without a request in between.
+        // Half of the holds are identified. The others are released without a request in between.
         if self.look(guard) && self.holder.is_some() && self.random.one_in(2) {
             self.identify(guard, key);
         }

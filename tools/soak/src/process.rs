@@ -17,7 +17,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// Returns before the process is ready.
+    /// Starts a process, and returns before it is ready.
     pub fn start(assignment: Assignment) -> anyhow::Result<Self> {
         let Assignment { process, life, .. } = &assignment;
         let name = format!("process {process}-{life}");
@@ -39,7 +39,7 @@ impl Process {
         self.current.name()
     }
 
-    /// Makes the process acquire this many locks that nobody else wants. Returns the number that it has got.
+    /// Makes the process acquire this many locks that only this process wants. Returns the number that it has got.
     pub fn hold(&mut self, count: usize) -> anyhow::Result<usize> {
         self.current.order(&Order::Hold { count })?;
         match self.reply()? {

@@ -38,7 +38,7 @@ use crate::random::Random;
 use crate::records::now;
 
 const NODES: usize = 5;
-/// As many nodes may be away or lose their data at a time.
+/// This many nodes may be away or lose their data at a time.
 const MINORITY: usize = NODES - NODES / 2 - 1;
 /// The nodes that keep their data when they are killed. The others lose it.
 const DURABLE: usize = 3;
@@ -58,9 +58,10 @@ const PROCESS: Duration = Duration::from_secs(90);
 const LATE: Duration = Duration::from_secs(2);
 /// The least grants of a round. A round goes on without faults until it has them.
 const ENOUGH: usize = 20;
-/// How long a round may go on for them, also on a busy machine.
+/// How long a round may go on until it has [`ENOUGH`] grants, also on a busy machine.
 const EXTENSION: Duration = Duration::from_secs(60);
-/// How far a fence counter gets ahead of the time. With the lead of a proposal, it is less than a quarantine.
+/// How far a fault sets a fence counter ahead of the time. Together with the lead of a proposal, that is less than a
+/// quarantine.
 const AHEAD: Duration = Duration::from_millis(300);
 /// A fault begins within this time after the round has begun, in ms.
 const BEGIN: u64 = 200;
@@ -68,7 +69,7 @@ const BEGIN: u64 = 200;
 const LONGEST: u64 = 700;
 /// The shortest round.
 const ROUND: Duration = Duration::from_millis(1000);
-/// The time after a quarantine that a node has to vote again.
+/// The time within which a node has to vote again after a quarantine.
 const MARGIN: Duration = Duration::from_millis(100);
 
 #[derive(Clone, Serialize, Deserialize)]
@@ -117,7 +118,7 @@ enum Kind {
     CounterAhead,
     /// One client does not reach one node.
     LinkCut,
-    /// One client's requests and replies are slow, and then reach no node.
+    /// One client's requests and replies are slow at first, and are held back later.
     ClientCutOff,
     /// One client's requests reach the nodes, but no replies reach the client.
     RepliesCut,
@@ -129,7 +130,7 @@ struct Fault {
     kind: Kind,
     node: usize,
     process: usize,
-    /// The delay of a client that is cut off later, each way.
+    /// The delay in each direction, before a client is cut off.
     delay: Duration,
     begin: Duration,
     end: Duration,
@@ -173,7 +174,7 @@ impl Fault {
                 (3, Kind::ClientCutOff),
             ]);
             if fault.kind == Kind::ClientCutOff {
-                // Long enough for a lease to end meanwhile.
+                // The client is cut off for long enough that a lease ends.
                 fault.end += TTL;
             }
         }
@@ -228,7 +229,7 @@ impl Fault {
         !kinds.contains(&self.kind)
     }
 
-    /// When the node votes again.
+    /// The end of all effects of the fault. A node that was killed or flushed votes again then.
     fn over(&self) -> Duration {
         match self.kind {
             Kind::NodeKilled | Kind::NodeFlushed => self.end + TTL + MARGIN,
@@ -242,7 +243,7 @@ struct Servers {
     nodes: Vec<Server>,
     /// The server of the fenced values.
     values: Server,
-    /// By process and node.
+    /// The proxies, by process and node.
     links: Vec<Vec<Proxy>>,
 }
 
@@ -299,7 +300,7 @@ impl Servers {
         }
     }
 
-    /// The middle of the fault.
+    /// Makes a fault worse, after a third of its time.
     fn worsen(&self, fault: &Fault) {
         if fault.kind == Kind::ClientCutOff {
             for link in &self.links[fault.process] {
@@ -394,7 +395,7 @@ impl Servers {
                     node.command(&["PTTL", name])?,
                 );
                 let (Some(value), Some(left)) = (value.as_text(), left.as_int()) else {
-                    // It has expired meanwhile.
+                    // The key has expired since it was listed.
                     continue;
                 };
                 // The value is `lh1`, the lease, the time, and the holder.
@@ -586,7 +587,7 @@ struct Totals {
 }
 
 impl Totals {
-    /// Reads the records of a round. No key has more than `longest` left.
+    /// Reads and checks the records of a round. The rest of a key's ttl must be at most `longest`.
     fn end_round(
         &mut self,
         number: u64,
@@ -626,14 +627,14 @@ impl Totals {
         }
         self.violations
             .extend(checks::history(&self.holds, &self.accesses));
-        // No hold and no access is reported later than this.
+        // Later reports need no comparison with holds and accesses that ended before this time.
         let since = now().saturating_sub(PROCESS.as_nanos() as u64 / 3);
         self.holds.retain(|hold| hold.to >= since);
         self.accesses.retain(|access| access.ended >= since);
         Ok(())
     }
 
-    /// Makes a process shut its client down. Then that client has released its leases.
+    /// Makes a process shut its client down, and checks that the client has released its leases.
     fn reopen(&mut self, child: &mut Process<Message>, servers: &Servers) -> anyhow::Result<()> {
         child.order(&Order::Reopen)?;
         let holder = loop {
@@ -778,7 +779,7 @@ fn work(assignment: Assignment, orders: Receiver<Order>) -> anyhow::Result<()> {
     worker.hold_set([0, KEYS - 1], Duration::ZERO, &orders)?;
     worker.shut_down()?;
     say(&Message::Finished)?;
-    // The parent ends this process.
+    // Wait until the parent ends this process.
     while orders.recv().is_ok() {}
     Ok(())
 }
@@ -901,7 +902,7 @@ impl Worker {
         }
     }
 
-    /// Takes the own lock until an order comes.
+    /// Acquires and releases the process's own lock again and again, until an order comes.
     fn take_own(&self, orders: &Receiver<Order>) -> anyhow::Result<()> {
         while orders.is_empty() {
             match self.own.lock() {

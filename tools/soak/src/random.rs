@@ -39,7 +39,7 @@ impl Random {
         Duration::from_millis(from + self.next() % (to - from))
     }
 
-    /// One of `choices`, each as often as its weight says.
+    /// One of `choices`, drawn according to their weights.
     pub fn weighted<T: Copy>(&mut self, choices: &[(usize, T)]) -> T {
         let total = choices.iter().map(|(weight, _)| weight).sum();
         let mut drawn = self.below(total);

@@ -1,5 +1,5 @@
-//! A round whose processes record what they do, in a folder of its own. At the end of the round, all faults end, and the
-//! records are checked.
+//! A round whose processes record what they do, in a folder of its own. At the end of the round, all faults end, and
+//! the records are checked.
 
 use std::fs;
 use std::path::Path;
@@ -45,8 +45,8 @@ pub struct Recorded {
     totals: Totals,
 }
 
-/// Runs the processes and the faults of a round, and returns when all have ended. The processes write their records to the
-/// folder.
+/// Runs the processes and the faults of a round, and returns when all have ended. The processes write their records to
+/// the folder.
 type Work = fn(&Round<'_>, &Path) -> anyhow::Result<Events>;
 
 impl Recorded {
@@ -73,8 +73,8 @@ impl Topology for Recorded {
     }
 }
 
-/// Plays a round. `work` runs the processes and the faults, and returns when all have ended. Their records are in the
-/// folder that it gets.
+/// Plays a round. `work` runs the processes and the faults, and returns when all have ended. The processes write their
+/// records to the folder that `work` gets.
 fn play(
     round: &Round<'_>,
     totals: &mut Totals,
@@ -123,7 +123,8 @@ fn judge(
     let history = History::new(&records, &faults);
     let (broken, explained) = checks::all(&history, &faults);
     totals.add(&history, &faults, explained);
-    // Violations about hanging calls come first, since only the first violations are shown.
+    // The violations that the faults found, such as clients that hang, come first, since only the first violations are
+    // shown.
     let mut violations = found;
     violations.extend(broken);
     violations.extend(checks::keys_without_holders(
@@ -146,8 +147,8 @@ impl Round<'_> {
         Random::new(self.soak.seed, &[OF_FAULTS, self.number])
     }
 
-    /// Starts a process for each of these URLs, and returns when all of them work. Their clients wait for `outage` in an
-    /// outage.
+    /// Starts a process for each of these URLs, and returns when all processes work. Their clients have `outage` as
+    /// their `outage_timeout`.
     pub fn start_processes(
         &self,
         urls: impl Iterator<Item = String>,
@@ -173,7 +174,7 @@ impl Round<'_> {
     }
 }
 
-/// Makes a success of the error with which Ctrl-C ends the faults of a round early.
+/// Turns the error with which Ctrl-C ends the faults of a round early into a success.
 pub fn unless_stopped(ended: anyhow::Result<()>) -> anyhow::Result<()> {
     match ended {
         Err(error) if error.is::<Stopped>() => Ok(()),

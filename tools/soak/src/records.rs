@@ -82,15 +82,15 @@ pub enum Doing {
     HandOver,
     Adopt,
     ForceUnlock,
-    /// Of a reader, or the downgrade of a writer.
+    /// The upgrade of a reader, or the downgrade of a writer.
     Upgrade,
-    /// Of a fenced value.
+    /// The write of a fenced value.
     Write,
     Campaign,
     Proclaim,
-    /// The call of a run until it begins, or finds a record.
+    /// The call of a run, until its work begins or it finds a record.
     Run,
-    /// The rest of the call, when the work has returned.
+    /// The rest of that call, after the work has returned.
     EndRun,
     /// A transaction between two accounts.
     Transfer,
@@ -154,7 +154,7 @@ pub enum What {
     Identified {
         lease: String,
     },
-    /// A check of a guard that was valid, for this many more ns. The time is from before the check.
+    /// Written after a check found the guard valid for this many more ns. The time is from before the check.
     Seen {
         left: u64,
     },
@@ -175,13 +175,14 @@ pub enum What {
         since: u64,
         grant: Option<GrantId>,
     },
-    /// After a write of the fenced value of this key, which was called at `since` and accepted.
+    /// Written after Redis accepted a write of this key's fenced value. The call began at `since`.
     Written {
         key: usize,
         token: u64,
         since: u64,
     },
-    /// After a transfer between the accounts, which was called at `since` and committed: the balances before it.
+    /// Written after a transfer between the accounts was committed, with the balances before it. The call began at
+    /// `since`.
     Transferred {
         before: [i64; 2],
         since: u64,
@@ -196,15 +197,16 @@ pub enum What {
     RunFailed {
         key: usize,
     },
-    /// After a call that began at `since`, and ran the work or found the record of the run with this token.
+    /// Written after a call that ran the work, or found the record of the run with this token. The call began at
+    /// `since`.
     RunEnded {
         key: usize,
         token: u64,
-        /// Otherwise, the work was interrupted.
+        /// Whether the work has ended. Otherwise it was interrupted.
         is_done: bool,
         since: u64,
     },
-    /// After a state of the election came. The observer began at the time `observer`.
+    /// Written after an observer got a state of the election. The observer began at the time `observer`.
     Observed {
         observer: u64,
         state: Observed,

@@ -68,8 +68,8 @@ fn work(round: &Round<'_>, folder: &Path) -> anyhow::Result<Events> {
     })
 }
 
-/// Takes the primary away in one of three ways, and waits until the group is whole again. Until then, the old primary may
-/// grant locks, too.
+/// Takes the primary away in one of three ways, and waits until the group is whole again. Until then, the old primary
+/// may grant locks, too.
 fn fault(group: &mut SentinelGroup, random: &mut Random) -> anyhow::Result<Vec<Fault>> {
     let primary = group.primary().context("the sentinels do not agree")?;
     let from = now();
@@ -86,7 +86,7 @@ fn fault(group: &mut SentinelGroup, random: &mut Random) -> anyhow::Result<Vec<F
             group.servers()[primary].resume();
             let to = now();
             switched?;
-            // It held back requests only while it was stopped.
+            // The server held back requests only while it was stopped.
             (
                 Kind::FailedOver,
                 Some((Kind::MasterStopped, Effect::None, to)),
@@ -110,13 +110,13 @@ fn fault(group: &mut SentinelGroup, random: &mut Random) -> anyhow::Result<Vec<F
     Ok(all.map(fault).collect())
 }
 
-/// Writes locks that nobody holds, under keys that no process uses under sentinels.
+/// Writes locks without holders, under keys that the processes do not use under sentinels.
 fn set_nobodys(group: &SentinelGroup) -> anyhow::Result<()> {
     let primary = group.primary().context("the sentinels do not agree")?;
     for (key, value) in [contended_key(), race_key()].into_iter().zip(NOBODYS) {
         let key = key_in_redis(key);
         group.servers()[primary].command(&["SET", &key, value, "PX", NOBODYS_TTL_MS])?;
-        // A fail-over must not lose it.
+        // A fail-over must not lose the key.
         let is_everywhere = eventually(REPLICATION, || {
             let mut servers = group.servers().iter();
             servers.all(|server| server.command(&["EXISTS", &key]).ok() == Some(Reply::Int(1)))

@@ -174,9 +174,9 @@ impl Faults {
         }
     }
 
-    /// Applies one fault after another until `end`, or until a fault finds a client that hangs; calls `tick`
-    /// in between. At least one fault is drawn, and one that waits for the end of the others still happens after `end`:
-    /// on a busy machine, a short round would have no fault.
+    /// Applies one fault after another until `end`, or until a fault finds a client that hangs; calls `tick` in
+    /// between. At least one fault is drawn, and a fault that waits for the end of the others still happens after
+    /// `end`. Otherwise, a short round on a busy machine would have no fault.
     fn run(
         &mut self,
         subjects: &mut Subjects,
@@ -284,8 +284,8 @@ impl Faults {
         })
     }
 
-    /// Drops many guards while the server is stopped. No other fault happens meanwhile, so only the end of the ttl
-    /// explains the loss of a lock.
+    /// Drops many guards while the server is stopped. Other faults do not happen during this time, so only the end of
+    /// the ttl explains the loss of a lock.
     fn drop_many(&mut self, subjects: &mut Subjects) -> anyhow::Result<Then> {
         let process = self.random.below(subjects.processes.len());
         let process = &mut subjects.processes[process];
@@ -375,15 +375,15 @@ impl Faults {
         Ok(Lasts::NoTime(effect))
     }
 
-    /// Deletes a key, mostly a busy one, which is locked most of the time. GETDEL also returns whose lock it
-    /// was.
+    /// Deletes a key, mostly a busy one, which is locked most of the time. GETDEL also returns the value, which names
+    /// the lost grant.
     fn delete_some_key(&mut self, server: &Server) -> anyhow::Result<Effect> {
         let key = if self.random.one_in(4) {
             self.random.below(KEYS)
         } else {
             busy_key(&mut self.random)
         };
-        // That of a run which may be running.
+        // For the runs, the key of the run that may be running now.
         let key = match key == runs_key() {
             true => present_run(),
             false => key,

@@ -11,8 +11,8 @@ const TOKEN_SHIFT: u32 = 10;
 /// The grant that a lock's value names.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct GrantId {
-    /// The lease id, which all hand-offs of the grant share. An adoption has its own. If a fail-over loses the end of a
-    /// wait, Redis may grant the lock to the same lease once more, and no caller gets that grant.
+    /// The lease id, which all hand-offs of the grant share. An adoption has its own. If a fail-over loses the write
+    /// that ended a wait, Redis may grant the lock to the same lease once more, and no caller gets that grant.
     pub lease: String,
     /// The µs of the grant. `None` if plain commands have granted the lock: the value has zeros then. `None` also of a
     /// share, whose lease id is always known.

@@ -1,5 +1,5 @@
-//! Looks at the locks on all servers of a round while it is played: which grants are there, from when to when. A key whose
-//! ttl is impossible is a violation at once.
+//! Looks at the locks on all servers while a round is played, and records which grants exist from when to when. A key
+//! whose ttl is impossible is a violation at once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,10 +13,10 @@ use crate::value::GrantId;
 
 /// The pause between two looks at the keys.
 const PAUSE: Duration = Duration::from_millis(100);
-/// How long a node may take to reply to a look; a stopped one does not.
+/// How long a node may take to reply to a look. A stopped node does not reply.
 const LOOK_LIMIT: Duration = Duration::from_millis(200);
-/// The lock's keys of a master, with their values and ttls. A key of a slot that the node does not serve is left out. The
-/// values of a shared key are its members that have not ended; the key outlives them by a second.
+/// Returns the keys of locks on a master, with their values and ttls. A key of a slot that the node does not serve is
+/// left out. The values of a shared key are its members that have not ended; the key outlives them by a second.
 const LOOK: &str = "
     local found, time = {}, redis.call('TIME')
     local now = time[1] .. string.format('%03d', math.floor(time[2] / 1000))
@@ -45,8 +45,8 @@ impl Drop for SetOnDrop<'_> {
     }
 }
 
-/// Does `work` while a thread looks at the locks with these keys on all servers. Returns what that thread has seen, too.
-/// No ttl is longer than `longest`.
+/// Does `work` while a thread looks at the locks with these keys on all servers. Returns what that thread has seen,
+/// too. A ttl longer than `longest` is a violation.
 pub fn watch_during<T>(
     ports: &[u16],
     names: &[String],
@@ -56,7 +56,7 @@ pub fn watch_during<T>(
     let is_over = AtomicBool::new(false);
     thread::scope(|scope| {
         let watcher = scope.spawn(|| watch(ports, names, longest, &is_over));
-        // Also if the work panics.
+        // Ends the thread also if the work panics.
         let ending = SetOnDrop(&is_over);
         let done = work();
         drop(ending);
@@ -77,7 +77,7 @@ fn watch(ports: &[u16], names: &[String], longest: Duration, is_over: &AtomicBoo
     let numbers: BTreeMap<&String, usize> = names.iter().zip(0..).collect();
     while !is_over.load(Ordering::Relaxed) {
         for (port, connection) in ports.iter().zip(&mut connections) {
-            // From before the look: the key may go at once.
+            // The time is from before the look, since the key may disappear right after the look.
             let at = now();
             let Some(locks) = look(*port, connection) else {
                 *connection = None;
@@ -107,7 +107,7 @@ struct Looks {
 }
 
 impl Looks {
-    /// Adds a look at the lock `key`. No confirmed grant has a ttl longer than `longest`.
+    /// Adds a look at the lock `key`. A confirmed grant must not have a ttl longer than `longest`.
     fn add(&mut self, at: u64, key: usize, (name, value, ttl): &Lock, longest: Duration) {
         let Some(grant) = GrantId::parse(value) else {
             return;

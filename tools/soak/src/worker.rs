@@ -27,7 +27,7 @@ use crate::watch::SetOnDrop;
 const OF_CLIENTS: u64 = 1 << 32;
 /// How long a client may take to end when there is no fault any more.
 pub const END: Duration = Duration::from_secs(2);
-/// How long its threads may take to end, on a busy machine.
+/// How long the threads of all clients may take to end, on a busy machine.
 const THREADS_GONE: Duration = Duration::from_secs(20);
 
 pub fn main() -> ExitCode {
@@ -46,7 +46,7 @@ fn work(assignment: Assignment, orders: Receiver<Order>) -> anyhow::Result<()> {
             .map(|thread| scope.spawn(|| thread.run()))
             .collect();
         running.push(scope.spawn(|| observer.observe()));
-        // Also after an error: the end of the scope waits for these threads.
+        // Ends these threads also after an error, since the end of the scope waits for them.
         let ending = SetOnDrop(&shared.is_ending);
         say(&Message::Ready)?;
         let mut race = Vec::new();
@@ -138,7 +138,7 @@ fn threads_of_leasehold() -> Vec<String> {
 /// The state that the threads of a process share.
 pub struct Shared {
     pub assignment: Assignment,
-    /// The same for all clients of this process.
+    /// The ttl of all clients of this process.
     pub ttl: Duration,
     /// The current client, `Some` until the end.
     client: Mutex<(Option<Client>, Random)>,
@@ -208,7 +208,7 @@ impl Shared {
         Racers::new(&self.assignment.url, threads, next()?)
     }
 
-    /// Returns the number of held locks.
+    /// Acquires the locks, and returns their number.
     fn hold_many(&self, count: usize) -> anyhow::Result<usize> {
         let mut mass = self.mass.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(before) = mass.take() {
@@ -265,7 +265,7 @@ impl Shared {
         self.leaky.get_or_init(client).clone()
     }
 
-    /// A release that cannot be confirmed in time is an error of its own, and does not matter here.
+    /// Shuts all clients down. Ignores errors: a release that Redis does not confirm in time does not matter here.
     fn close(&self) {
         if let Some(client) = self.lock().0.take() {
             let _ = client.shutdown(END);

@@ -41,7 +41,8 @@ impl Thread<'_> {
         self.look(guard);
     }
 
-    /// A release that cannot be confirmed in time is an error of its own, and does not matter here.
+    /// Shuts the client down. Ignores an error, which is in the records: a release that Redis does not confirm in time
+    /// does not matter here.
     fn shut_down(&mut self, client: &Client) {
         let doing = crate::records::Doing::Shutdown;
         let _ = self.call(doing, None, Some(END), || client.shutdown(END));

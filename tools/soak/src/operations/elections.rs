@@ -116,8 +116,8 @@ impl Thread<'_> {
         }
     }
 
-    /// Observes the election until the round ends, with one observer after another. The last one has to learn that there
-    /// is no leader any more.
+    /// Observes the election until the round ends, with one observer after another. The last one has to learn that
+    /// there is no leader any more.
     pub fn observe(mut self) {
         let mut limit = None;
         loop {

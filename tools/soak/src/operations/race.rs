@@ -36,7 +36,7 @@ impl<'a> Racers<'a> {
             .into_iter()
             .map(|thread| Ok((thread, witness()?)))
             .collect::<anyhow::Result<_>>()?;
-        // The first connection may be the one that is killed.
+        // Does not connect yet, since a fault may kill the first connection.
         let client = Client::builder(url).ttl(RACE_TTL).build_lazy()?;
         Ok(Self {
             client,

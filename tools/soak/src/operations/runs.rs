@@ -1,4 +1,5 @@
-//! Runs of work that shall run once for its name. The names are those of the last seconds, so many threads ask for each.
+//! Runs of work that shall run once for its name. The names are those of the last seconds, so many threads ask for
+//! each.
 
 use std::time::Duration;
 

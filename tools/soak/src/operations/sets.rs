@@ -139,7 +139,7 @@ impl Thread<'_> {
             return self.release(guard, first);
         }
         match self.random.below(12) {
-            // It has to be renewed.
+            // The client has to renew the lease.
             0 => {
                 let ttl = self.shared.ttl.as_millis() as u64;
                 let end = now() + self.random.millis(ttl, 2 * ttl).as_nanos() as u64;

@@ -45,7 +45,7 @@ impl fmt::Display for Version {
 pub enum Outcome {
     Read,
     Written,
-    /// A write after a greater token.
+    /// The write was refused, since a greater token had been written.
     Refused,
     /// No reply came in time. A write may have taken effect, or may do so later.
     Failed,
@@ -84,7 +84,8 @@ pub fn history(holds: &[Hold], accesses: &[Access]) -> Vec<String> {
     found
 }
 
-/// `holds` are in the order of their beginnings.
+/// Checks that at most one lease is valid at a time, and that tokens rise. `holds` are in the order of their
+/// beginnings.
 fn leases(holds: &[&Hold], found: &mut Vec<String>) {
     let mut longest: Option<&Hold> = None;
     let mut greatest: Option<&Hold> = None;
@@ -176,7 +177,7 @@ pub struct NodeKey {
 }
 
 /// A client that has shut down with success has released all leases on a majority of the nodes. Finds the leases of the
-/// client `holder` on more than the others, `rest`.
+/// client `holder` that are still on more than `rest` nodes, the largest minority.
 pub fn unreleased(keys: &[NodeKey], holder: &str, rest: usize) -> Vec<String> {
     let mut by_lease: BTreeMap<&str, Vec<&NodeKey>> = BTreeMap::new();
     for key in keys.iter().filter(|key| key.holder == holder) {

@@ -17,7 +17,7 @@ pub const BEHIND: Duration = Duration::from_millis(100);
 /// A step begins within this time after its round has begun, in ms: at least a ttl before the next round begins.
 const BEGIN: u64 = 400;
 
-/// A step of a node's clock. From then on, the clock is ahead of the machine's clock by `ahead` µs.
+/// A step of a node's clock. After it, the clock is ahead of the machine's clock by `ahead` µs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
     pub at: Duration,

@@ -9,7 +9,7 @@ use leasehold_testbed::{Proxy, Server, eventually};
 
 /// The limit for the replica to have all data of the primary, and to have it on disk if necessary.
 const IN_STEP: Duration = Duration::from_secs(20);
-/// Longer than a switch-over takes.
+/// For how long writes are paused, in ms: longer than a switch-over takes.
 const PAUSE: &str = "10000";
 
 pub struct Servers {
