@@ -332,11 +332,41 @@ impl EventHandler for Observer {
     }
 }
 
-/// Records how many failed releases the pipelines of a client will retry.
-#[cfg_attr(not(feature = "metrics"), expect(unused_variables))]
-pub(crate) fn record_retries(count: usize) {
-    #[cfg(feature = "metrics")]
-    catch_panics(|| metrics::gauge!("leasehold_release_retries").set(count as f64));
+/// The number of failed releases that the pipelines of a client will retry. A client that has ended retries none.
+#[derive(Default)]
+pub(crate) struct Retries(AtomicUsize);
+
+/// The sum of the [`Retries`] of all clients of this process.
+static ALL_RETRIES: AtomicUsize = AtomicUsize::new(0);
+
+impl Retries {
+    fn set(&self, count: usize) {
+        let before = self.0.swap(count, Ordering::SeqCst);
+        // The sum wraps around if `count` is smaller than `before`, and is right again after the addition.
+        ALL_RETRIES.fetch_add(count.wrapping_sub(before), Ordering::SeqCst);
+    }
+
+    /// Sets the number of this client, and records the sum of all clients.
+    pub fn record(&self, count: usize) {
+        self.set(count);
+        #[cfg(feature = "metrics")]
+        catch_panics(|| {
+            let gauge = metrics::gauge!("leasehold_release_retries");
+            let mut recorded = None;
+            // Another client may change the sum at the same time.
+            while recorded != Some(ALL_RETRIES.load(Ordering::SeqCst)) {
+                let sum = ALL_RETRIES.load(Ordering::SeqCst);
+                gauge.set(sum as f64);
+                recorded = Some(sum);
+            }
+        });
+    }
+}
+
+impl Drop for Retries {
+    fn drop(&mut self) {
+        self.set(0);
+    }
 }
 
 /// Records how far the clock of a quorum's node differs from those of the others.

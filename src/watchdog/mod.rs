@@ -408,6 +408,7 @@ impl Watchdog {
     }
 
     fn run_background(&self) {
+        let retries = Arc::new(observe::Retries::default());
         while let Some((to_track, is_maintenance_due)) = self.scheduler.wait_for_background_work() {
             self.track_keys(&to_track);
             if is_maintenance_due {
@@ -415,9 +416,9 @@ impl Watchdog {
                     self.scheduler.request_maintenance(Urgency::Soon);
                 }
                 if observe::IS_ON {
-                    let retries = self.store.failed_releases();
+                    let (retries, count) = (Arc::clone(&retries), self.store.failed_releases());
                     self.callbacks
-                        .queue_observation(move || observe::record_retries(retries));
+                        .queue_observation(move || retries.record(count));
                 }
             }
         }

@@ -370,23 +370,41 @@ fn hand_offs_are_counted() {
 #[test]
 fn delayed_releases_are_logged_and_gauged() {
     let receivers = receivers();
-    let server = Server::start().unwrap();
-    let client = Client::builder(server.url())
-        .pipelines(1)
-        .command_timeout(Duration::from_millis(200))
-        .build()
-        .unwrap();
-    let guard = client.mutex("k").lock().unwrap();
-    server.stop();
-    assert!(!guard.unlock().unwrap().is_confirmed());
-    let retries = || receivers.level("leasehold_release_retries");
-    assert!(eventually(SOON, || retries() == Some(1.0)));
+    let are_retried = |count| {
+        let retries = || receivers.level("leasehold_release_retries");
+        let is_reached = eventually(SOON, || retries() == Some(count));
+        assert!(is_reached, "{:?}, not {count}", retries());
+    };
+    let servers = [(); 3].map(|()| Server::start().unwrap());
+    // The gauge has the sum of all clients.
+    let mut clients = Vec::new();
+    for (server, retries) in servers.iter().zip([1.0, 2.0, 3.0]) {
+        let client = Client::builder(server.url())
+            .pipelines(1)
+            .command_timeout(Duration::from_millis(200))
+            .build()
+            .unwrap();
+        let guard = client.mutex("k").lock().unwrap();
+        server.stop();
+        assert!(!guard.unlock().unwrap().is_confirmed());
+        are_retried(retries);
+        clients.push(client);
+    }
     assert!(eventually(SOON, || !receivers
         .recorded("release delayed")
         .is_empty()));
-    server.resume();
-    assert!(eventually(SOON, || retries() == Some(0.0)));
-    assert!(client.mutex("k").try_lock().unwrap().is_some());
+    servers[0].resume();
+    are_retried(2.0);
+    servers[1].resume();
+    are_retried(1.0);
+    assert!(clients[1].mutex("k").try_lock().unwrap().is_some());
+    // A client that has ended counts no longer, as soon as another client records the sum.
+    assert!(clients[2].shutdown(Duration::from_millis(1)).is_err());
+    assert!(eventually(SOON, || {
+        // The background reads the reply to this release.
+        drop(clients[1].mutex("k").lock().unwrap());
+        receivers.level("leasehold_release_retries") == Some(0.0)
+    }));
 }
 
 #[test]
