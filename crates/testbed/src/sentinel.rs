@@ -11,7 +11,7 @@ const NAME: &str = "mymaster";
 const AGREE_LIMIT: Duration = Duration::from_secs(90);
 /// The time after which the sentinels have abandoned a slow fail-over. Two of its steps may take one `failover-timeout`
 /// each, and the other sentinels learn of its end within some seconds.
-const GIVEN_UP: Duration = Duration::from_secs(15);
+const LONGEST_FAIL_OVER: Duration = Duration::from_secs(15);
 const POLL: Duration = Duration::from_millis(10);
 
 /// Settings of a [`SentinelGroup`]; made by [`SentinelGroup::builder`].
@@ -224,7 +224,7 @@ impl SentinelGroup {
             let begin = |it: &Server| it.command(&["SENTINEL", "FAILOVER", NAME]);
             let mut replies = self.sentinels.iter().map(begin);
             let has_begun = replies.any(|reply| matches!(reply, Ok(Reply::Status(_))));
-            let limit = if has_begun { GIVEN_UP } else { POLL };
+            let limit = if has_begun { LONGEST_FAIL_OVER } else { POLL };
             if let Some(primary) = self.other_primary(Some(before), limit) {
                 return Ok(primary);
             }
