@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 const ADDRESS: &str = "\"redis://127.0.0.1:6379\"";
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let folder = env::var("CARGO_MANIFEST_DIR")?;
+    let root = Path::new(&folder).join("../..");
     let docs = root.join("docs");
     let mut pages = vec![root.join("README.md")];
     println!("cargo:rerun-if-changed={}", pages[0].display());
