@@ -250,8 +250,8 @@ impl Command {
         matches!(self, Self::Release(_) | Self::ForceUnlock(_))
     }
 
-    /// Converts the reply to a repeat of this command. The earlier attempt got no reply, and may have ended the lease. In
-    /// any case, a missing lease no longer holds the key.
+    /// Converts the reply to a repeat of this command. The earlier attempt got no reply, and may have ended the lease.
+    /// In any case, a missing lease no longer holds the key.
     pub fn reply_to_repeat(&self, reply: Reply) -> Reply {
         match reply {
             Reply::Missing | Reply::Taken { .. } if self.ends_lease() => Reply::Done,

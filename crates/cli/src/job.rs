@@ -28,9 +28,9 @@ pub fn can_stop() -> bool {
     !io::stdin().is_terminal() || has_shell()
 }
 
-/// Whether the session of this program has a shell with job control. Without such a shell, no process would continue this
-/// program after Ctrl-Z, and the kernel would not stop it, either. On systems other than Linux, this function looks only
-/// at the parent.
+/// Whether the session of this program has a shell with job control. Without such a shell, no process would continue
+/// this program after Ctrl-Z, and the kernel would not stop it, either. On systems other than Linux, this function
+/// looks only at the parent.
 pub fn has_shell() -> bool {
     let (group, session) = (getpgrp(), getsid(None));
     let mut ancestor = getppid();

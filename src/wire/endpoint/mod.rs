@@ -445,7 +445,8 @@ impl Endpoint {
         }
     }
 
-    /// Sets the error of the last attempt to connect, or `None` if that attempt has succeeded. Counts `failed` attempts.
+    /// Sets the error of the last attempt to connect, or `None` if that attempt has succeeded. Adds `failed` to the
+    /// number of failed attempts.
     fn record(&self, error: Option<&Error>, failed: u64) {
         let last = error.map(|error| (error.clone(), MonotonicTime::now()));
         let mut failures = self.failures.lock();

@@ -411,8 +411,8 @@ fn a_renewal_after_a_move_needs_acknowledgement() {
     assert!(guard.unlock().unwrap().is_confirmed());
 }
 
-/// The old node carries out the first attempt, whose reply is lost with the connection, and redirects the second one. The
-/// new node lacks the lease since the old node has released it, which is no loss.
+/// The old node carries out the first attempt, whose reply is lost with the connection, and redirects the second one.
+/// The new node lacks the lease since the old node has released it, which is no loss.
 #[test]
 fn a_move_after_an_unlock_without_a_reply_is_no_loss() {
     let (cluster, proxies, builder, slot) = one_slot_behind_proxies();
@@ -455,8 +455,8 @@ fn a_move_after_an_unlock_without_a_reply_is_no_loss() {
     }
 }
 
-/// A Cluster, a proxy that each node announces as its address, the settings of clients whose keys are all in one slot, and
-/// this slot.
+/// A Cluster, a proxy that each node announces as its address, the settings of clients whose keys are all in one slot,
+/// and this slot.
 fn one_slot_behind_proxies() -> (Cluster, Vec<Proxy>, impl Fn() -> Builder, u16) {
     let mut cluster = Cluster::builder().without_replicas().start().unwrap();
     let proxies = announce_proxies(&mut cluster);

@@ -15,8 +15,8 @@ fn signal_name(key: &str) -> String {
     format!("{key}~signal")
 }
 
-/// Releases the keys with one call. Returns its one result, or that of each key, and the number of elements in the signal
-/// of each key. The release and the counts are one transaction, since a signal lives for a second only.
+/// Releases the keys with one call. Returns its one result, or that of each key, and the number of elements in the
+/// signal of each key. The release and the counts are one transaction, since a signal lives for a second only.
 fn release(redis: &mut Connection, keys: &[&str], leases: &[&str]) -> (Vec<Said>, Vec<i64>) {
     let mut pipe = redis::pipe();
     let eval = pipe.atomic().cmd("EVAL");
